@@ -22,6 +22,7 @@ from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
+    from perfmodel.planner.result import SearchResult
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun
 
@@ -70,6 +71,13 @@ class Files:
             from perfmodel.parallel.plan_file import write_plan
 
             write_plan(plan, self.save)
+
+    def write_page(self, shown: SearchResult | Sequence[Plan | str | Path]) -> None:
+        """Write the page of plans, or of the best plan of a search, to the file of `--report`."""
+        if self.report is not None:
+            from perfmodel.verbs.reporting import write_report
+
+            write_report(shown, out=self.report)
 
     def draw(self, figure: Callable[[Any], Any]) -> None:
         """Draw to the file of `--plot`. figure: a function of the module of the figures, which is loaded for it alone."""

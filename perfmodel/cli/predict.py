@@ -73,6 +73,8 @@ def predict(
     if given_plan is not None and given_plan.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
+        if files.report is not None:
+            raise InputError("--report: has no page for a plan of `perfmodel shard`; leave it out")
         others = {
             "tokens": run.tokens,
             "assume": run.assume,
@@ -92,6 +94,7 @@ def predict(
     answers, failures = predict_requests(requests, knobs, plan=given_plan)
     predictions = [answer.prediction for answer in answers]
     files.save_plan(predictions[0].plan)
+    files.write_page([prediction.plan for prediction in predictions])
     files.draw(lambda figures: figures.predictions_figure(predictions))
     confidences = shown_intervals(answers, interval=interval)
     runs = _runs(answers, asked_run)

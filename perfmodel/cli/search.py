@@ -162,9 +162,10 @@ def search(
     if with_plans:
         best = [result.plans[0] for result in with_plans]
         files.save_plan(best[0].plan)
+        files.write_page(with_plans[0] if len(results) == 1 else [prediction.plan for prediction in best])
         files.draw(lambda figures: figures.search_figure(with_plans[0]) if len(results) == 1 else figures.scaling_figure(best))
     else:
-        files = replace(files, save=None, plot=None)
+        files = replace(files, save=None, plot=None, report=None)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
         content=lambda: (

@@ -55,9 +55,10 @@ def size(
             plan=start.plan if start is not None else None, spelled=flag, progress=report,
         )  # fmt: skip
     if sizing.best is None:
-        files = replace(files, save=None)
+        files = replace(files, save=None, report=None)
     else:
         files.save_plan(sizing.best.prediction.plan)
+        files.write_page([sizing.best.prediction.plan])
     files.draw(lambda _: sizing_figure(sizing))
 
     def blocks() -> Iterator[Block]:

@@ -185,10 +185,9 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         estimator.profile,
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
+        splits_backward=plan.schedule.splits_backward,
     )
-    key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, estimator.programs.recomputes)
-    compiled = Compiled(programs={key: program}, graphs=estimator.programs.compiled.graphs)
-    return replace(estimator, programs=replace(estimator.programs, compiled=compiled))
+    return replace(estimator, programs=estimator.programs.having(plan, program))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,11 @@ class Programs:
             )
         return self.compiled.programs[key]
 
+    def having(self, plan: Plan, program: Program) -> Programs:
+        """Return the programs of the same graphs with this program for plans like `plan`."""
+        key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, plan.schedule.splits_backward, self.recomputes)
+        return replace(self, compiled=Compiled(programs={key: program}, graphs=self.compiled.graphs))
+
     def program_of(self, plan: Plan) -> Program:
         """Return the program of a plan's shardings, given by rules or for each operator."""
         assignment, splits = plan.assignment, plan.schedule.splits_backward

@@ -46,6 +46,7 @@ class Runs:
     axes_of_bases        axes among tp, cp, pp with a quantised base
     zero_beside_axes     ZeRO stages with tp, cp, pp or ep, if the state could be sharded over data ranks or cp; without 0 (DDP),
                          replicas with such an axis need dp_shard above 1
+    zero_of_split_backward   the same with a schedule that splits the backward pass
     offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
     default_recompute    documented default of the trainer for a plan that names none; empty: none
     source               source of these features
@@ -67,6 +68,7 @@ class Runs:
     sharded_bases: tuple[str, ...] = tuple(BASE_FORMATS)
     axes_of_bases: tuple[str, ...] = AXES
     zero_beside_axes: tuple[int, ...] = ZERO_STAGES
+    zero_of_split_backward: tuple[int, ...] = ZERO_STAGES
     offloads: tuple[str, ...] = ()
     default_recompute: str = ""
     context_forms: tuple[str, ...] = ()
@@ -91,6 +93,11 @@ class Runs:
             return self
         stages = self.zero if train.base in self.sharded_bases else tuple(stage for stage in self.zero if stage in _WHOLE_BASE)
         return replace(self, zero=stages, axes=tuple(axis for axis in self.axes if axis in self.axes_of_bases))
+
+    def for_schedule(self, *, splits_backward: bool) -> Runs:
+        """Return the features with a pipeline schedule of this kind."""
+        both = tuple(stage for stage in self.zero_beside_axes if stage in self.zero_of_split_backward)
+        return replace(self, zero_beside_axes=both) if splits_backward else self
 
     @property
     def has_flex(self) -> bool:
@@ -130,6 +137,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
+    "zero_of_split_backward": ZERO_STAGES,
     "context_forms": CONTEXT_FORMS,
     "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
@@ -150,7 +158,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     layout = plan.layout
     if plan.assignment is not None:
         return ""  # only its options are assumed: no framework runs such plans, only the executor of this package
-    every, runs = runs, runs.for_training(plan.job.train)
+    splits = plan.schedule.splits_backward
+    every, runs = runs, runs.for_training(plan.job.train).for_schedule(splits_backward=splits)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
             condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
@@ -162,7 +171,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if combines_axes(**degrees, data=layout.data_parallel) and not runs.admits_axes(
         zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1
     ):
-        other = next(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
+        other = f"schedule={plan.schedule}" if splits else next(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
         if zero in runs.zero_beside_axes:
             return f"dp_replicate={layout.dp_replicate}: {framework} combines replicas with {other} only if dp_shard is above 1"
         return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {other}"

@@ -121,6 +121,8 @@ def not_modules_reason(plan: Plan) -> str:
         return f"routing={plan.job.routing}: a run takes tokens as they come; audit the plan, or use routing=balanced"
     if not plan.job.routing.is_balanced:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
+    if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
+        return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (

@@ -311,12 +311,12 @@ def _check_schedule(plan: Plan) -> None:
         raise InputError(
             f"schedule={schedule}: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
         )
-    if schedule.splits_backward and pp < 2:
-        raise InputError(f"schedule={schedule}: needs pp of at least 2, not pp={pp}; use 1f1b")
     if schedule.splits_backward and plan.recompute is not Recompute.NONE:
         raise InputError(
             f"recompute={plan.recompute}: with schedule={schedule} torch recomputes a layer for each of its weights; use recompute=none"
         )
+    if schedule.splits_backward and pp < 2:
+        raise InputError(f"schedule={schedule}: needs pp of at least 2, not pp={pp}; use 1f1b")
     if schedule.groups_microbatches and plan.num_microbatches % pp:
         raise InputError(
             f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "

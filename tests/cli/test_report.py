@@ -47,9 +47,28 @@ def test_a_page_is_whole_and_has_the_numbers_of_predict(call, call_json, plans, 
     assert report["verdict"] in text
 
 
+JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 16, "--seq-len", "1k"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("predict", *JOB),
+        ("predict", *JOB, "--tp", "1,2"),
+        ("search", *JOB),
+        ("search", *JOB[:4], "--by", "10d", "--tokens", "1B", *JOB[6:]),
+    ],
+    ids=["one plan", "a comparison", "a search", "a cluster's size"],
+)
+def test_predict_and_search_write_the_page_of_their_plans(call, tmp_path, asked):
+    code, out, _ = call(*asked, "--report", "page.html")
+    assert code == 0
+    assert "page: page.html" in out
+    assert "tokens/s a chip" in read(tmp_path / "page.html")
+
+
 def test_names_are_escaped(call, tmp_path):
-    job = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 16, "--seq-len", "1k"]
-    assert call("predict", *job, "--save", "<b>&x.yaml")[0] == 0
+    assert call("predict", *JOB, "--save", "<b>&x.yaml")[0] == 0
     assert call("report", "<b>&x.yaml", "fsdp", "--out", "page.html")[0] == 0
     read(tmp_path / "page.html")
     assert "<b>&x" not in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -122,6 +122,17 @@ def test_a_schedule_that_is_not_modelled_is_read_as_the_nearest_with_a_note(tmp_
     assert any("ZBVZeroBubble: predicted as interleaved" in note for note in setup.notes)
 
 
+@pytest.mark.parametrize("name, schedule, chunks", [("InterleavedZeroBubble", "zero-bubble", 2), ("1F1B", "1f1b", 1)])
+def test_schedules_of_torchtitan_by_name(tmp_path, name, schedule, chunks):
+    config = tmp_path / "train.toml"
+    config.write_text(
+        'model = { name = "llama3", flavor = "8B" }\ntraining = { local_batch_size = 8, seq_len = 8192 }\n'
+        f'parallelism = {{ pipeline_parallel_degree = 4, pipeline_parallel_schedule = "{name}" }}\n'
+    )
+    setup = read_setup(config, {"chips": 32})
+    assert (setup.facts["schedule"], len(setup.facts["stage_layers"]) // 4) == (schedule, chunks)
+
+
 @pytest.mark.parametrize("table", load_tables().values(), ids=lambda table: table.name)
 def test_a_table_speaks_of_settings_that_exist(table):
     """A value that is a mapping names facts; of these the settings take the values that they are given."""

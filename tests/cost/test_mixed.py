@@ -21,6 +21,7 @@ PLANS = {
     "sharded": {"tp": 2, "dp_shard": 16, "zero": 3},
     "optimizer": {"pp": 2, "tp": 2, "dp_shard": 8, "zero": 1},
     "interleaved": {"pp": 4, "tp": 2, "schedule": "interleaved", "virtual_stages": 4, "recompute": "full"},
+    "zero-bubble": {"pp": 4, "tp": 2, "schedule": "zero-bubble"},
     "context": {"pp": 2, "cp": 4, "micro_batch": 2},
     "pipelines in pools": {"pp": 2, "tp": 2, "order": ("tp", "cp", "pp", "dp_shard", "dp_replicate")},
 }

@@ -31,6 +31,8 @@ PLANS = {
     "1f1b": lambda: planned(pp=4, micro_batch=2, profile="megatron"),
     "gpipe": lambda: planned(pp=2, tp=2, schedule="gpipe"),
     "interleaved": lambda: planned(pp=2, virtual_stages=3, zero=1),
+    "zero-bubble": lambda: planned(pp=4, schedule="zero-bubble"),
+    "zero-bubble, chunks": lambda: planned(pp=2, virtual_stages=3, schedule="zero-bubble", zero=1),
     "ring": lambda: planned(cp=2, cp_form="ring"),
     "experts": lambda: planned("mixtral-8x7b", ep=8, zero=1),
     "uneven": lambda: replace(planned(pp=4), stage_layers=(4, 3, 3, 2)),

@@ -34,6 +34,8 @@ FORMS = {
     "1f1b": (2, dict(pp=2, micro_batch=2)),
     "1f1b, uneven": (2, dict(pp=2, micro_batch=2, stage_layers=(3, 1))),
     "interleaved": (2, dict(pp=2, virtual_stages=2, micro_batch=2)),
+    "zero-bubble": (2, dict(pp=2, schedule="zero-bubble", micro_batch=2)),
+    "zero-bubble, chunks": (2, dict(pp=2, schedule="zero-bubble", virtual_stages=2, micro_batch=2)),
     "selective recomputation": (2, dict(recompute="selective")),
     "full recomputation": (2, dict(recompute="full")),
     "zero 3, full recomputation": (2, dict(zero=3, recompute="full")),
@@ -56,6 +58,9 @@ FORMS = {
     "pipeline x zero 3": (4, dict(pp=2, dp_shard=2, zero=3)),
     "interleaved x zero 3": (4, dict(pp=2, virtual_stages=2, dp_shard=2, zero=3)),
     "pipeline x context": (4, dict(pp=2, cp=2)),
+    "zero-bubble x tensor and sequence": (4, dict(pp=2, schedule="zero-bubble", tp=2)),
+    "zero-bubble x zero 3": (4, dict(pp=2, schedule="zero-bubble", dp_shard=2, zero=3)),
+    "zero-bubble x zero 1": (4, dict(pp=2, schedule="zero-bubble", dp_shard=2, zero=1)),
     "shards inside context": (4, dict(cp=2, zero=3, order=("tp", "dp_shard", "dp_replicate", "cp", "pp"))),
     "pipeline innermost": (4, dict(pp=2, tp=2, order=("pp", "cp", "dp_shard", "dp_replicate", "tp"))),
     "pipeline x zero 3 x tensor and sequence": (8, dict(pp=2, dp_shard=2, tp=2, zero=3)),
@@ -69,7 +74,7 @@ FORMS = {
 BOTH = [(form, variant) for form, (ranks, _) in FORMS.items() for variant in ("qwen3", "gpt2")[: 1 if ranks == 8 else 2]]
 #: In `make test`: each knob and each pair of knobs that up to four ranks show, of qwen3; of gpt2 the forms that its layers change.
 KEPT = [(form, "qwen3") for form in covering({form: of for form, of in FORMS.items() if of[0] < 8}, cost=lambda of: of[0])]
-KEPT += [(form, "qwen3") for form in ("data parallel, accumulated", "zero 3", "tensor and sequence", "1f1b", "interleaved")]
+KEPT += [(form, "qwen3") for form in ("data parallel, accumulated", "zero 3", "tensor and sequence", "1f1b", "interleaved", "zero-bubble")]
 KEPT += [(form, "gpt2") for form in ("zero 3", "tensor", "tensor and sequence", "context, unfused", "interleaved")]
 
 

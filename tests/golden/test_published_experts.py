@@ -9,7 +9,7 @@ import pytest
 
 import perfmodel
 from perfmodel.cost.estimate import memory_on_rank
-from perfmodel.cost.program import compile_program
+from perfmodel.cost.program import SAVED, compile_program
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
@@ -31,7 +31,7 @@ def kept_bytes(name, region):
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
     number = [part.name for part in program.regions].index(region)
-    of_layer = program.saved.segments // 4 == number
+    of_layer = program.saved.segments // len(SAVED) == number
     amounts = program.saved.columns["amount"][of_layer]
     return float((program.amounts.base * np.ceil(program.amounts.padded_size))[amounts].sum()) / TOKENS
 

@@ -132,6 +132,16 @@ def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
     assert_cells_equal_single_plans(estimator, state, ids)
 
 
+@pytest.mark.parametrize("profile", ["torch-fsdp2", "megatron"])
+def test_every_cell_of_a_small_sweep_that_postpones_gradients_of_weights(profile):
+    estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=16), chips=4, node=2, profile=profile)
+    state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,), fixed={"schedule": "zero-bubble"}))
+    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
+    assert {(plan.layout.pp, plan.virtual_stages) for plan in plans} == {(2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2)}
+    assert {str(plan.recompute) for plan in plans} == {"none"}
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+
+
 @pytest.mark.slow
 def test_every_cell_of_a_small_sweep_of_experts():
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)

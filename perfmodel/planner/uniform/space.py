@@ -157,7 +157,8 @@ def searched_rules(profile: ExecutionProfile, seq_len: int) -> tuple[RuleSet, ..
 
 def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
     """Return the part of the space that the framework of this profile can run for the job."""
-    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.communication.context_chunks == HEAD_TAIL)
+    runs = profile.runs.for_training(job.train).for_schedule(splits_backward=space.splits_backward)
+    return replace(space, runs=runs, balanced_context=profile.communication.context_chunks == HEAD_TAIL)
 
 
 def unlimited_space(space: Space) -> Space:

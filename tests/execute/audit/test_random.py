@@ -44,6 +44,30 @@ CHUNKS = {model: tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny(mo
 CHUNKS["gpt2, two sequences"] = tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny("gpt2"), micro_batch=2)
 
 
+#: Last ranks and a middle one, which postpone gradients of weights, and a first one with chunks: as many inputs of its first chunk are
+#: counted as there are at most.
+ZERO_BUBBLE = {
+    "last of four": (dict(num_chips=4, pp=4), 3),
+    "second of four": (dict(num_chips=4, pp=4), 1),
+    "uneven, tensor": (dict(num_chips=4, pp=2, tp=2, stage_layers=(3, 1)), 2),
+    "chunks": (dict(num_chips=2, pp=2, virtual_stages=2), 0),
+    "zero 3": (dict(num_chips=4, pp=2, dp_shard=2, zero=3), 2),
+    "latent": (dict(num_chips=2, pp=2, model=tiny("latent")), 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZERO_BUBBLE)
+def test_ranks_that_postpone_gradients_of_weights(counting, name):
+    knobs, rank = ZERO_BUBBLE[name]
+    plan = tiny_plan(schedule="zero-bubble", **knobs)
+    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+    assert [row for row in rows if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
+    assert memory["saved activations"].passes(SAVED if plan.virtual_stages == 1 else 0.04), memory["saved activations"]
+    assert memory["peak"].passes(0.06), memory["peak"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plan, rank",

@@ -143,12 +143,13 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, l
     assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
 
 
+@pytest.mark.parametrize("fixed", [{}, {"schedule": "zero-bubble"}], ids=["any schedule", "zero-bubble"])
 @pytest.mark.parametrize("headroom", [0.9, 0.5, 0.2])
-def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(headroom):
+def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(headroom, fixed):
     """Against every plan, with memory for some: the headroom leaves this share."""
     job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)
     estimator = estimator_of(job, chips=16, node=8, profile="megatron")
-    space = Space(orders=Space().orders[:1])
+    space = Space(orders=Space().orders[:1], fixed=fixed)
     state = sweep(estimator, space, top=1, memory_headroom=1.0 - headroom)
     assert 0 < state.num_feasible < state.num_evaluated
     for by_memory, best in ((False, state.best_time), (True, state.best_memory)):
