@@ -167,7 +167,7 @@ def make_plan(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -354,7 +354,7 @@ def find_plans(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -464,7 +464,7 @@ def find_plans(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -564,7 +564,7 @@ def predict(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -663,7 +663,7 @@ def predict(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -974,7 +974,7 @@ def explore(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1103,7 +1103,7 @@ def explore_sensitivity(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1237,7 +1237,7 @@ def explore_waterfall(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1346,7 +1346,7 @@ def find_limits(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1801,7 +1801,7 @@ def size_cluster(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b or interleaved.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.

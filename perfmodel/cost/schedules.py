@@ -53,12 +53,6 @@ class Pipeline:
     num_microbatches: Column
     virtual_stages: Column
 
-    def time(self, times: StageTimes) -> Any:
-        return SCHEDULES[self.schedule].time(times, self)
-
-    def send_delay(self, hop: Column, chunk: Column) -> Any:
-        return SCHEDULES[self.schedule].send_delay(hop, chunk, self)
-
 
 class Schedule(ABC):
     """A pipeline schedule.

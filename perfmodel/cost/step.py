@@ -512,9 +512,9 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         total_w = total_pass(regions.weights, stages)
         slowest_w = pace(stage_sums(regions.weights, stages), total_w, num_ranks, weight)
         times = replace(times, total_weights=total_w, slowest_weights=slowest_w)
-    apart = SCHEDULES[pipeline.schedule].paces_apart
-    beat = times.slowest_forward + times.slowest_backward if apart else times.slowest
-    return pipeline.time(times) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
+    schedule = SCHEDULES[pipeline.schedule]
+    beat = times.slowest_forward + times.slowest_backward if schedule.paces_apart else times.slowest
+    return schedule.time(times, pipeline) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
 
 
 def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: ExecutionProfile) -> Any:
@@ -523,7 +523,7 @@ def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: Execu
     chunk  time of a further micro-batch on one virtual stage   [s]
     """
     if profile.communication.pp_overlap:
-        return pipeline.send_delay(hop, chunk)
+        return SCHEDULES[pipeline.schedule].send_delay(hop, chunk, pipeline)
     later = pipeline.num_microbatches * pipeline.virtual_stages - 1.0
     return 2.0 * (pipeline.num_ranks - 1.0) * hop + later * (2.0 * hop)
 

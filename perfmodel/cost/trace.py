@@ -26,7 +26,7 @@ from perfmodel.cost.memory.plan import adding_up, scalar
 from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.rows import Rows, TimedRows
+from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
@@ -376,7 +376,10 @@ def _by_part(spans: Iterable[Span]) -> list[Span]:
 def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
     """Return the spans of each kind of pass of each region (backward with recomputation), in order, host time last. [s]"""
     program, kinds = columns.plans.program, _kinds_of(plan)
-    apart = _product_names(program.weight_gradients) if plan.schedule.splits_backward else set()
+    apart = set()
+    if plan.schedule.splits_backward and (rows := program.weight_gradients) is not None:
+        products = (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution)
+        apart = {_first_name(name) for group in products for name in group.names}
     times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
     by_segment = grouped(_operator_spans(estimator, plan, columns), itemgetter(0))
 
@@ -408,12 +411,6 @@ def _times_of_passes(regions: RegionTimes, *, splits: bool) -> list[list[float]]
         return [forward, backward]
     weights = [scalar(time) for time in regions.weights]
     return [forward, [time - later for time, later in zip(backward, weights, strict=True)], weights]
-
-
-def _product_names(rows: TimedRows | None) -> set[str]:
-    assert rows is not None
-    products = (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution)
-    return {_first_name(name) for group in products for name in group.names}
 
 
 def _first_name(name: str) -> str:

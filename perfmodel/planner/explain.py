@@ -235,7 +235,7 @@ def single_turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     if layout.dp_shard * layout.cp > 1:
         turns += [{"zero": z} for z in range(0 if layout.dp_shard == 1 else 1, 4) if z != int(plan.zero)]
     if layout.pp > 1:
-        turns += [{"schedule": str(s)} for s in PipelineSchedule if s is not plan.schedule]
+        turns += [{"schedule": str(s)} for s in PipelineSchedule if s is not plan.schedule and not s.splits_backward]
     return turns
 
 

@@ -18,7 +18,7 @@ def even(schedule, *, p, m, v=1.0, forward=1.0, backward=2.0):
         slowest_backward=backward,
         slowest=forward + backward,
     )
-    return Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v).time(times)
+    return SCHEDULES[schedule].time(times, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
 
 
 def live(schedule, rank, *, p, m, v=1.0):
@@ -51,16 +51,17 @@ def test_arrays_give_what_floats_give(schedule):
     p, m, v = np.array([2.0, 4.0, 8.0])[:, None], np.array([8.0, 16.0, 64.0]), np.array([2.0])
     time = even(schedule, p=p, m=m, v=v)
     in_flight = live(schedule, 0.0, p=p, m=m, v=v)
-    delay = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v).send_delay(0.1, 3.0)
+    delay = SCHEDULES[schedule].send_delay(0.1, 3.0, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
     for i in range(3):
         for j in range(3):
             at = {"p": float(p[i, 0]), "m": float(m[j])}
             assert time[i, j] == even(schedule, **at, v=2.0)
             knobs = {"num_ranks": at["p"], "num_microbatches": at["m"], "virtual_stages": 2.0}
             assert in_flight[i, j] == live(schedule, 0.0, **at, v=2.0)
-            assert delay[i, j] == Pipeline(schedule=schedule, **knobs).send_delay(0.1, 3.0)
+            assert delay[i, j] == SCHEDULES[schedule].send_delay(0.1, 3.0, Pipeline(schedule=schedule, **knobs))
 
 
 @schedules
 def test_no_hop_no_delay(schedule):
-    assert Pipeline(schedule=schedule, num_ranks=8.0, num_microbatches=32.0, virtual_stages=2.0).send_delay(0.0, 1.0) == 0.0
+    pipeline = Pipeline(schedule=schedule, num_ranks=8.0, num_microbatches=32.0, virtual_stages=2.0)
+    assert SCHEDULES[schedule].send_delay(0.0, 1.0, pipeline) == 0.0

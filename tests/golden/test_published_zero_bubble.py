@@ -28,11 +28,11 @@ def samples_per_second(name, num_microbatches, schedule):
         load_model("gpt3-175b"), name=name, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
         num_key_value_heads=heads, head_dim=hidden // heads, intermediate_size=4 * hidden, max_position_embeddings=1024,
     )  # fmt: skip
-    each = (layers + 2) // stages
+    inner = (layers + 2) // stages
     job = TrainingJob(model=model, global_batch=micro_batch * num_microbatches, seq_len=1024)
     plan = make_plan(
         job, cluster="dgx-a100", num_chips=stages, pp=stages, micro_batch=micro_batch, schedule=schedule, profile="megatron",
-        stage_layers=(each - 1, *[each] * (stages - 2), each - 1),
+        stage_layers=(inner - 1, *[inner] * (stages - 2), inner - 1),
     )  # fmt: skip
     return job.global_batch / perfmodel.predict(plan).step_time / stages
 
