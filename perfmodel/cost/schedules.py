@@ -83,12 +83,8 @@ class Schedule(ABC):
         """
 
     @abstractmethod
-    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
-        """Return the maximum of in-flight micro-batches of a rank i (from 0), in units of its full share of the layers. [-]"""
-
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
-        """Return the maximum of in-flight micro-batches of the region before the blocks."""
-        return self.live_microbatches(rank, pipeline)
+        """Return the micro-batches in flight in the first virtual stage of a rank i (from 0) as its first backward pass begins. [-]"""
 
     def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
         """Return the maximum of passes of a rank's virtual stages without gradients of weights yet. [-]"""
@@ -120,7 +116,7 @@ class GPipe(Schedule):
         """2 h (p - 1) + (m - 1) max(0, 2 h - c)"""
         return 2.0 * hop * (pipeline.num_ranks - 1.0) + (pipeline.num_microbatches - 1.0) * np.maximum(2.0 * hop - chunk, 0.0)
 
-    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
         return pipeline.num_microbatches + 0.0 * pipeline.num_ranks
 
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
@@ -154,7 +150,7 @@ class OneForwardOneBackward(Schedule):
         p, later = pipeline.num_ranks, pipeline.num_microbatches - 1.0
         return 2.0 * hop * ((p - 1.0) + later - np.ceil(later / p))
 
-    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
         """min(m, p - i)"""
         return np.minimum(pipeline.num_microbatches, pipeline.num_ranks - rank)
 
@@ -206,22 +202,15 @@ class Interleaved(Schedule):
         p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
         return 2.0 * hop * (v * p - 1.0) + (m * v - 1.0) * np.maximum(hop - chunk / 2.0, 0.0)
 
-    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
-        """min(m v, 2 (p - i - 1) + (v - 1) p + 1) / v
-
-        Source: Korthikanti et al. 2022, section 4.2.3 (first stage: 1 + (p - 1)/(p v) of p).
-        """
-        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
-        return np.minimum(m * v, 2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v
-
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
-        # pp first passes, then the other passes of these micro-batches, then pp - 1 first passes
+        """min(m, 2 p - 1): p first passes, then the other passes of these micro-batches, then p - 1 first passes"""
         return np.minimum(pipeline.num_microbatches, 2.0 * pipeline.num_ranks - 1.0)
 
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
         return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        """Source: Korthikanti et al. 2022, section 4.2.3: the first rank has 1 + (p - 1)/(p v) of p micro-batches in flight."""
         ahead = 2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks
         return _live_groups(chunks, num_ranks, ahead)
 
@@ -267,13 +256,9 @@ class ZeroBubble(Schedule):
         all_of_them = 2.0 * ((p - 1.0) + passes - np.ceil(passes / p))
         return hop * few + np.maximum(all_of_them - few, 0.0) * np.maximum(hop - chunk / 6.0, 0.0)
 
-    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
-        """p on every rank: activations stay until the gradients of the weights."""
-        return pipeline.num_ranks + 0.0 * pipeline.num_microbatches
-
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
-        p = pipeline.num_ranks
-        return np.where(np.asarray(pipeline.virtual_stages) > 1.0, np.minimum(pipeline.num_microbatches, 2.0 * p), p)
+        """p"""
+        return pipeline.num_ranks + 0.0 * pipeline.num_microbatches
 
     def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
         """i + 1; none in the first virtual stage, whose inputs need no gradient."""

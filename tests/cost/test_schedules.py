@@ -22,7 +22,7 @@ def even(schedule, *, p, m, v=1.0, forward=1.0, backward=2.0):
 
 
 def live(schedule, rank, *, p, m, v=1.0):
-    return SCHEDULES[schedule].live_microbatches(rank, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
+    return SCHEDULES[schedule].begun(rank, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
 
 
 @pytest.mark.parametrize("p, m", [(1, 1), (4, 8), (8, 512)])

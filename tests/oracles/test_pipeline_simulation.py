@@ -101,8 +101,14 @@ def test_unequal_virtual_stages_never_seem_to_beat_fewer_equal_ones(num_layers, 
 def test_live_microbatches_of_every_rank(schedule, p, m, v):
     held = run(schedule, p, m, v, [1.0] * (p * v), [2.0] * (p * v)).held
     for rank in range(p):
-        live = SCHEDULES[schedule].live_microbatches(float(rank), pipeline(schedule, p, m, v))
-        assert float(live) == pytest.approx(held[rank] / v, rel=1e-12), rank
+        live = live_layers(schedule=schedule, chunks=(1,) * v, rank=rank, num_ranks=p, num_microbatches=m)
+        assert live.most == held[rank], rank
+
+
+@pytest.mark.parametrize("schedule, p, m, v", CASES)
+def test_microbatches_of_the_first_virtual_stage_as_backward_begins(schedule, p, m, v):
+    before_backward = takewhile(lambda of: of[0] == FORWARD, SCHEDULES[schedule].order(0, p, m, v))
+    assert float(SCHEDULES[schedule].begun(0.0, pipeline(schedule, p, m, v))) == sum(chunk == 0 for _, chunk, _ in before_backward)
 
 
 @st.composite
@@ -148,7 +154,7 @@ def test_live_layers_of_uneven_stages(pipeline):
 @pytest.mark.parametrize("p, v", [(2, 2), (4, 2), (4, 6), (8, 3)])
 def test_first_stage_of_an_interleaved_pipeline(p, v):
     """Korthikanti et al. 2022, section 4.2.3: the first stage holds 1 + (p - 1)/(p v) times p microbatches."""
-    live = SCHEDULES[INTERLEAVED].live_microbatches(0.0, pipeline(INTERLEAVED, p, 8 * p, v))
+    live = live_layers(schedule=INTERLEAVED, chunks=(1,) * v, rank=0, num_ranks=p, num_microbatches=8 * p).most / v
     assert live == pytest.approx(p * (1 + (p - 1) / (p * v)), rel=1e-12)
 
 

@@ -63,8 +63,7 @@ def test_ranks_that_postpone_gradients_of_weights(counting, name):
     rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
     assert [row for row in rows if row.difference and not row.tolerance] == []
     memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
-    # with chunks, the inputs of the first one count with their number at the peak
-    assert memory["saved activations"].passes(SAVED if plan.virtual_stages == 1 else 0.04), memory["saved activations"]
+    assert memory["saved activations"].passes(SAVED), memory["saved activations"]
     assert memory["peak"].passes(0.06), memory["peak"]
 
 
