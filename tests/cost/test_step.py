@@ -11,6 +11,7 @@ from perfmodel.cost.launches import BY_HAND, FORWARD
 from perfmodel.cost.memory.plan import adding_up
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.program import PHASES
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
     element_bytes,
@@ -275,9 +276,9 @@ def test_time_of_windows_is_spent_once(prefetches):
 
 def test_sends_that_block_are_all_paid():
     profile = profile_of("megatron").having(pp_overlap=False)
-    knobs = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 4.0, "num_microbatches": 8.0, "virtual_stages": 1.0}
-    assert exposed_sends(1.0, 100.0, **knobs, profile=profile) == 2 * 3 + 2 * 7
-    assert exposed_sends(1.0, 100.0, **knobs, profile=profile_of("megatron")) == 2 * (3 + 7 - 2)
+    pipeline = Pipeline(schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=4.0, num_microbatches=8.0, virtual_stages=1.0)
+    assert exposed_sends(1.0, 100.0, pipeline, profile) == 2 * 3 + 2 * 7
+    assert exposed_sends(1.0, 100.0, pipeline, profile_of("megatron")) == 2 * (3 + 7 - 2)
 
 
 def test_scattered_sends_send_less_and_gather():

@@ -76,7 +76,7 @@ def test_search_prints_its_progress_by_the_line(send):
 
 
 def test_a_search_whose_client_left_ends(server, post):
-    data = json.dumps({**JOB, "model": "llama-3.1-405b", "chips": 4096, "global_batch": 4096}).encode()
+    data = json.dumps({**JOB, "model": "deepseek-v3", "chips": 1024, "global_batch": 8192}).encode()  # seconds of work
     before = server.worker._process.pid
     with socket.create_connection(server.server_address) as client:
         head = f"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
