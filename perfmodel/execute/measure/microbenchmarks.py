@@ -149,11 +149,24 @@ def _collective(kind: CollectiveKind, num_bytes: int, ranks: int, group: object,
 
 #: Most calls of a collective per timing, and the number of timings. Their lower quartile counts, as disturbances only add time.
 MOST_CALLS, NUM_TIMINGS = 20, 15
+#: Compute between collectives on a CPU, as in a step some ms: a product, how often, then rounds of a timing and timings.
+WORK_PRODUCT, WORK_CALLS, WORK_ROUNDS, NUM_WORK_TIMINGS = (128, 384, 1536), 4, 3, 9
 
 
 def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Time every collective over message and group sizes, in a few consecutive calls that each wait for their peers."""
+    """Time every collective over message and group sizes: what it adds to the compute of all ranks, on a GPU consecutive calls.
+
+    Between computations a collective on a CPU takes 1 to 3 ms longer than right after another one: its peers arrive at different times, and
+    its threads wait for a core.
+    """
     samples: list[Sample] = []
+    rows, inputs, outputs = WORK_PRODUCT
+    x, weight = torch.randn(rows, inputs, device=worker.device), torch.randn(outputs, inputs, device=worker.device)
+
+    def compute() -> None:
+        for _ in range(WORK_CALLS):
+            torch.nn.functional.linear(x, weight)
+
     for ranks in group_sizes(worker.world_size):
         key = ("microbenchmark group", ranks)
         if key not in worker.cache:
@@ -168,7 +181,10 @@ def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
                     continue
                 call = _collective(kind, num_bytes, ranks, group, worker.device)
                 messages = 2 if kind is CollectiveKind.SEND_RECV else 1
-                seconds = _time_collective(call, scope.budget, worker.device, group) / messages
+                seconds = _time_collective(call, scope.budget, worker.device, group)
+                if worker.device == "cpu":
+                    seconds = max(seconds, _time_after(compute, call, group))
+                seconds /= messages
                 samples.append(CollectiveSample(kind=kind, num_bytes=float(num_bytes), group_size=ranks, time=seconds))
     return samples
 
@@ -190,3 +206,18 @@ def _time_collective(call: Callable[[], object], budget: float, device: str, gro
     dist.all_reduce(once, dist.ReduceOp.MAX, group=group)
     count = max(1, min(MOST_CALLS, int(budget / NUM_TIMINGS / max(float(once), 1e-7))))
     return statistics.quantiles((seconds(count) for _ in range(NUM_TIMINGS)), n=4)[0]
+
+
+def _time_after(compute: Callable[[], object], call: Callable[[], object], group: object) -> float:
+    """Return the time that a collective adds to the compute before it, on every rank of the group. [s]"""
+
+    def seconds(*parts: Callable[[], object]) -> float:
+        dist.barrier(group=group)
+        start = time.perf_counter()
+        for _ in range(WORK_ROUNDS):
+            for part in parts:
+                part()
+        return (time.perf_counter() - start) / WORK_ROUNDS
+
+    alone, both = zip(*((seconds(compute), seconds(compute, call)) for _ in range(NUM_WORK_TIMINGS)), strict=True)
+    return statistics.median(both) - statistics.median(alone)
