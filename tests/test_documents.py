@@ -26,6 +26,7 @@ QUOTED = {
 
 @pytest.mark.parametrize("page", mostly_slow(page for page in PAGES if examples((ROOT / page).read_text(encoding="utf-8"))))
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_page_shows_what_its_examples_print(page, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -54,6 +54,7 @@ def test_what_a_verb_raises_becomes_a_sentence_and_a_code(raised, code, monkeypa
     assert one_sentence(capfd.readouterr().err)
 
 
+@pytest.mark.slow
 def test_no_arguments_show_five_commands_with_examples_that_run(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run([]) == 0

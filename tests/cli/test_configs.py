@@ -81,6 +81,7 @@ def test_keys_that_are_not_read_are_listed(call, config):
     assert "keys that are not read: training.odd_key" in joined(out)
 
 
+@pytest.mark.slow
 def test_search_limits_and_explain_take_a_configuration(result, config):
     assert result("search", config, *PLACE, "--top", 1)["plans"][0]["plan"]["profile"] == "torchtitan"
     assert result("limits", config, *PLACE)["seq_len"] == 2048
@@ -116,6 +117,7 @@ def test_advice_keeps_deepspeed_where_the_configuration_has_it(result, tmp_path)
     assert not any(option.startswith("fsdp") for option in options)
 
 
+@pytest.mark.slow
 def test_advice_on_what_does_not_fit_begins_with_what_does(result):
     advice = result("advise", CASES / "05-torchtitan-toml" / "launch.txt", "--cluster", "dgx-h100")
     assert not advice["current"]["fits"]

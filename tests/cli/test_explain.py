@@ -157,6 +157,7 @@ def test_different_jobs_are_compared_by_throughput(call, call_json):
     assert "against the fastest" in call("compare", "fsdp", "fsdp")[1]
 
 
+@pytest.mark.slow
 def test_plans_whose_steps_have_other_parts_are_compared(call, tmp_path):
     job = ("--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--chips", "64", "--global-batch", "64", "--seq-len", "4096", "--ep", "8")
     assert call("predict", *job, "--zero", "1", "--save", "experts.yaml")[0] == 0

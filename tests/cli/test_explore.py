@@ -6,6 +6,7 @@ JOB = ["--model", "llama-3-8b", "--chips", "8", "--global-batch", "64", "--seq-l
 JOB += ["--pp", "1", "--cp", "1", "--recompute", "none"]
 
 
+@pytest.mark.slow
 def test_an_axis_is_a_table_a_csv_and_a_figure(call, call_json, tmp_path):
     words = ["explore", *JOB, "--cluster", "dgx-h100", "--tp", "2", "--vary", "chip.memory.bandwidth=2..8TB/s", "--shares"]
     code, out, _ = call(*words, "--points", "3", "--csv", "points.csv", "--plot", "points.png")

@@ -58,6 +58,7 @@ def test_there_are_a_hundred():
 
 
 @pytest.mark.parametrize(("flag", "value"), SOME, ids=lambda part: str(part).strip("-"))
+@pytest.mark.slow
 def test_a_remedy_can_be_followed(flag, value, call):
     job = {**JOB, flag: value, **({"--tp": "1"} if flag == "--micro-batch" else {})}
     error = failed(call, job)

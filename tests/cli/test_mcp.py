@@ -29,6 +29,7 @@ def call_tool(tool: str, **arguments: Any) -> Any:
     return ask(lambda client: client.call_tool(tool, arguments))
 
 
+@pytest.mark.slow
 def test_an_agent_that_starts_the_command_gets_a_prediction_over_its_streams():
     async def question(client: Client) -> Any:
         listed = await client.list_tools()
@@ -48,6 +49,7 @@ def test_a_result_is_markdown_unless_another_form_is_given():
     assert "gpt2" in answer.content[0].text
 
 
+@pytest.mark.slow
 def test_an_answer_of_no_plan_is_a_result_and_bad_input_an_error():
     nothing_fits = {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 1, "global-batch": 1, "seq-len": "8k"}
     answer = call_tool("predict", **nothing_fits)

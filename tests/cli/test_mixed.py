@@ -17,6 +17,7 @@ pools:
 """
 
 
+@pytest.mark.slow
 def test_a_searched_plan_is_predicted_again_from_its_file(call, call_json, tmp_path):
     best = call_json("search", *JOB, "--save", tmp_path / "best.yaml")["plans"][0]
     again = call_json("predict", tmp_path / "best.yaml")
@@ -64,6 +65,7 @@ def test_what_cannot_be_is_one_sentence(call, arguments, says, tmp_path, monkeyp
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_workers_on_their_own_chips_are_those_of_one_cluster_where_the_chips_are_the_same(call_json):
     """A handover between pools takes the links between nodes, as two workers on two nodes do."""
     one = call_json("serve", *SERVED, "--workers", "1x8:1x8", "--cluster", "dgx-h100", "--chips", "16")
@@ -72,6 +74,7 @@ def test_workers_on_their_own_chips_are_those_of_one_cluster_where_the_chips_are
     assert two["ttft"]["mean"] == pytest.approx(one["ttft"]["mean"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_prompts_on_slower_chips_take_longer_and_answers_do_not(call_json):
     fast = call_json("serve", *SERVED, "--workers", "1x8@dgx-h100:1x8@dgx-h100")
     slow = call_json("serve", *SERVED, "--workers", "1x8@dgx-a100:1x8@dgx-h100")
@@ -79,6 +82,7 @@ def test_prompts_on_slower_chips_take_longer_and_answers_do_not(call_json):
     assert slow["tpot"]["mean"] == pytest.approx(fast["tpot"]["mean"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_file_of_pools_is_predicted_as_their_text(call, call_json, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pools.yaml").write_text(POOLS, encoding="utf-8")
@@ -96,6 +100,7 @@ def test_a_file_of_pools_is_predicted_as_their_text(call, call_json, tmp_path, m
     assert "a100-sxm-80gb" in out
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_mix_has_a_trace_a_page_and_an_export(call, call_json, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call("search", *JOB, "--save", "plan.yaml")
@@ -120,6 +125,7 @@ def test_a_trace_has_a_replica_on_each_kind_of_chips(call, call_json, tmp_path):
     assert [rank["rank"] for rank in call_json("trace", tmp_path / "plan.yaml", "--out", tmp_path / "trace.json")["ranks"]] == [0, 8]
 
 
+@pytest.mark.slow
 def test_limits_of_pools_are_those_of_their_text(call_json, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pools.yaml").write_text(POOLS, encoding="utf-8")
@@ -130,6 +136,7 @@ def test_limits_of_pools_are_those_of_their_text(call_json, tmp_path, monkeypatc
     assert text["chips"]["prediction"]["plan"]["cluster"] == MIX
 
 
+@pytest.mark.slow
 def test_a_mix_is_sized_by_its_search(call):
     code, out, _ = call("search", *JOB, "--pp", "2", "--micro-batch", "1", "--tokens", "10B", "--by", "60d")
     assert code == 0

@@ -106,6 +106,7 @@ def test_a_flag_is_in_the_plan(flags, knob, value, call_json):
     assert flat[knob] == value
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
     job = ["--model", "gpt3-175b", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "8", "--seq-len", "2048"]
     prediction = call_json("predict", *job)
@@ -133,6 +134,7 @@ def test_headroom_can_make_it_not_fit(call_json):
     assert (tight["fits"], tight["verdict"], tight["memory_spare"] > 0) == (False, "tight", True)
 
 
+@pytest.mark.slow
 def test_what_the_driver_keeps_is_not_memory_to_use(call, call_json):
     job = ["--model", "llama-3.1-8b", "--cluster", "aws-p4d", "--chips", 8, "--zero", 3, "--global-batch", 8, "--seq-len", 4096]
     prediction = call_json("predict", *job)
@@ -498,6 +500,7 @@ def test_the_text_has_units_and_the_basis_of_the_numbers(call):
 CHIP = ["--chip", "h20", "--per-node", "4", "--scale-up", "200GB/s", "--scale-out", "100Gbit/s"]
 
 
+@pytest.mark.slow
 def test_any_chip_is_a_cluster_and_its_plan_is_predicted_again(call, call_json, tmp_path):
     job = [*JOB[:2], *JOB[4:]]
     prediction = call_json("predict", *job, *CHIP, "--tp", 4, "--save", "plan.yaml")
@@ -521,6 +524,7 @@ def test_a_cluster_file_gives_the_number_of_chips_where_it_is_not_set(call_json)
     assert prediction["warnings"] == ["chips=16: not given, so taken from the file of dgx-h100"]
 
 
+@pytest.mark.slow
 def test_chips_of_one_table_share_the_framework_and_unmeasured_ones_show_an_interval(call, call_json):
     job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
     clusters = ["--cluster", "dgx-h100", "--cluster", "mi300x"]

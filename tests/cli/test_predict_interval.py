@@ -73,6 +73,7 @@ def test_another_calibration_than_the_runs_had_is_wider(call_json):
     assert "another calibration" in other["interval"]["rests_on"]
 
 
+@pytest.mark.slow
 def test_the_interval_is_in_tables_of_predictions_and_of_searches(call, call_json):
     job = ("--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--gbs", 64, "--seq", "1k")
     for verb in ("predict", "search"):

@@ -33,6 +33,7 @@ def search_in_vain(call, *words):
 
 
 @pytest.mark.parametrize("plan", ["--profile megatron --tp 4 --pp 2 --zero 1", "--profile torchtitan --dp-shard 64 --zero 3"])
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_is_shown_with_changes_that_do(plan, call_json, call):
     given = f"{LLAMA} {plan}"
     prediction = call_json("predict", *given.split())
@@ -86,6 +87,7 @@ def test_megatron_keeps_float32_gradients_on_the_chip_so_no_offload_is_suggested
     assert not [remedy for remedy in prediction["remedies"] if "offload" in remedy["changes"]]
 
 
+@pytest.mark.slow
 def test_search_and_limits_name_the_same_fewest_chips(call, call_json):
     job = words_of(flags_of("--model llama-3.1-405b --cluster dgx-h100 --chips 8 --gbs 64 --seq 8k"))
     (remedy,) = search_in_vain(call, *job)["remedies"]
@@ -105,6 +107,7 @@ def test_a_search_in_which_nothing_fits_names_what_to_free(call, call_json):
     ("chips", "flag"),
     [pytest.param(64, "chips", id="more chips, where none fits on these"), pytest.param(256, "ep", id="experts over chips")],
 )
+@pytest.mark.slow
 def test_a_model_with_experts_gets_changes_of_expert_parallelism(chips, flag, call_json):
     cluster = "gb200-nvl72" if chips == 64 else "dgx-h100"
     job = ("--model", "deepseek-v3", "--cluster", cluster, "--gbs", 1024, "--seq-len", "4k", "--profile", "megatron")
@@ -140,6 +143,7 @@ def test_explain_ends_with_what_would_fit():
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_loss_that_keeps_few_logits_is_among_the_changes(given, loss, more, call_json):
     prediction = call_json("predict", *given.split())
     assert not prediction["fits"]
@@ -166,6 +170,7 @@ def test_megatron_has_no_loss_in_chunks(call_json):
 @pytest.mark.parametrize(
     ("train", "advice"), [("full", "--train lora:16."), ("lora:8", "--train qlora:8."), ("qlora:8", "or shorter sequences.")]
 )
+@pytest.mark.slow
 def test_where_more_chips_are_the_only_change_a_lighter_training_is_named_if_there_is_one(train, advice, call):
     out = call("predict", *f"--model llama-3-70b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train {train}".split())[1]
     assert " ".join(out.split()).partition("In place of more chips")[2].partition("note:")[0].strip().endswith(advice)
@@ -180,6 +185,7 @@ def test_few_logits_are_not_called_the_reason(call):
     ("profile", "form"),
     [("generic", "chunked"), ("torchtitan", "chunked"), ("hf-trainer", "fused"), ("llama-factory", "fused"), ("megatron", "")],
 )
+@pytest.mark.slow
 def test_the_note_on_logits_names_a_loss_that_the_framework_has(profile, form, call):
     given = f"--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --recompute full --zero 1 --profile {profile}"
     note = " ".join(call("predict", *given.split())[1].split()).partition("peaks at the loss")[2]

@@ -60,6 +60,7 @@ JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--global-batch
     ],
     ids=["one plan", "a comparison", "a search", "a cluster's size"],
 )
+@pytest.mark.slow
 def test_predict_and_search_write_the_page_of_their_plans(call, tmp_path, asked):
     code, out, _ = call(*asked, "--report", "page.html")
     assert code == 0
@@ -104,6 +105,7 @@ def test_the_framework_of_a_page_may_be_another_one(call, tmp_path):
     assert "deepspeed" in pages[1]
 
 
+@pytest.mark.slow
 def test_a_configuration_has_a_page(call, tmp_path):
     config = CASES / "05-torchtitan-toml" / "launch.txt"
     code, _, _ = call("report", config, "--cluster", "dgx-h100", "--out", "page.html")

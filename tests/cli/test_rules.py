@@ -159,6 +159,7 @@ def test_a_plan_file_with_other_rules(ask, tmp_path):
 # --- searched -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ulysses_is_found_where_it_is_better(say, ask, tmp_path):
     """One long sequence on each node: heads are exchanged within it, where keys and values of all of it would have to be gathered."""
     flags = "--model llama-2-7b --cluster dgx-h100 --chips 8 --global-batch 1 --seq-len 32k"
@@ -172,6 +173,7 @@ def test_ulysses_is_found_where_it_is_better(say, ask, tmp_path):
     assert ",rules," in (tmp_path / "plans.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.slow
 def test_rules_in_python(mine):
     search = perfmodel.find_plans(**JOB, rules=["megatron", mine], top=3)
     assert {prediction.plan.rule_set for prediction in search.plans} <= {"megatron", "mlp-only"}
@@ -179,6 +181,7 @@ def test_rules_in_python(mine):
     assert one.best.plan.rule_set == "mlp-only"
 
 
+@pytest.mark.slow
 def test_explain_asks_for_rules(say, tmp_path):
     plan = tmp_path / "plan.yaml"
     say(f"predict {FLAGS} --profile megatron --cp 8 --save {plan}")

@@ -15,6 +15,7 @@ KNOWN, SMALL_KNOWN = [*JOB, "--profile", "megatron"], [*SMALL, "--profile", "meg
 TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--chips", "8", "--global-batch", "64", "--seq-len", "2048"]
 
 
+@pytest.mark.slow
 def test_json_has_the_promised_keys(call_json):
     job = with_flags(JOB, "--model", "llama-3-8b")
     result = call_json("search", *job)
@@ -35,6 +36,7 @@ def test_json_has_the_promised_keys(call_json):
     assert all(plan["plan"]["num_chips"] == 64 for plan in result["plans"])
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_path):
     best = call_json("search", *KNOWN, "--save", tmp_path / "best.yaml")["plans"][0]
     assert best.pop("place") == 1
@@ -261,6 +263,7 @@ def test_the_rate_of_a_small_search_is_not_none_at_all(call):
     assert "a second" not in search_line(replace(search, num_evaluated=41, search_time=0.1))
 
 
+@pytest.mark.slow
 def test_baselines_obey_the_flags(call_json):
     result = call_json("search", *JOB, "--max-zero", 1)
     assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
@@ -397,6 +400,7 @@ def test_a_framework_that_has_ulysses_alone_is_searched_with_it(call_json):
     assert best["plan"]["rule_set"] == "ulysses"
 
 
+@pytest.mark.slow
 def test_the_step_time_of_a_chip_without_kernel_tables_has_its_interval_unasked(call, call_json):
     job = ["--model", "gpt2", "--chips", "8", "--global-batch", "16", "--seq-len", "512", "--top", 2, "--max-pp", 1, "--max-cp", 1]
     for cluster, shown in ((("--chip", "l40s"), True), (("--cluster", "dgx-h100"), False)):

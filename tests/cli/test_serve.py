@@ -202,6 +202,7 @@ def test_ranks_that_share_the_tokens_of_a_cache(call_json, call):
         assert message in error
 
 
+@pytest.mark.slow
 def test_chips_that_share_prompts(call_json, call):
     words = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--input-len", "128k", "--output-len", "512", "--concurrency", 2]
     alone = call_json(*words, "--chips", 8, "--tp", 8, "--ep", 8)
@@ -249,6 +250,7 @@ def test_unset_options_fit_the_chip(call_json, call):
 SEARCH = ["serve", "--search", *JOB, "--allow", "bf16,fp8", "--tpot", "30ms", "--ttft", "1s"]
 
 
+@pytest.mark.slow
 def test_a_search_under_limits(call_json, call, tmp_path):
     figure = tmp_path / "front.png"
     result = call_json(*SEARCH, "--top", 3, "--plot", figure)
@@ -272,6 +274,7 @@ def test_a_search_under_limits(call_json, call, tmp_path):
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_search_that_does_not_fit_has_no_figures(call):
     words = "--search --model deepseek-v3 --cluster dgx-h100 --chips 16 --input-len 128k --output-len 1k --concurrency 4 --engine sglang"
     _, text, _ = call("serve", *words.split())
@@ -364,6 +367,7 @@ def test_what_a_run_here_cannot_do_is_refused(call, more, words):
     assert words in error
 
 
+@pytest.mark.slow
 def test_the_fewest_chips_of_a_load(call_json, call):
     words = ["serve", "--search", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "512", "--output-len", "256"]
     load = [*words, "--rate", "60", "--tpot", "20ms"]
@@ -378,6 +382,7 @@ def test_the_fewest_chips_of_a_load(call_json, call):
 MOE_POOLS = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--chips", 16, "--input-len", "4k", "--output-len", "1k"]
 
 
+@pytest.mark.slow
 def test_a_disaggregated_search_ends_with_the_best_of_all_that_it_lists(call_json, call):
     words = [*MOE_POOLS, "--search", "--disaggregated", "--ttft", "2s", "--tpot", "50ms", "--top", 2]
     result = call_json(*words)
@@ -391,6 +396,7 @@ def test_a_disaggregated_search_ends_with_the_best_of_all_that_it_lists(call_jso
     assert text.count("kv-transfer-config") == 2
 
 
+@pytest.mark.slow
 def test_a_disaggregated_plan_that_a_search_found_can_be_given_again(call_json):
     best = call_json(*MOE_POOLS, "--search", "--disaggregated", "--ttft", "2s", "--tpot", "50ms", "--top", 1)["best"]
     assert best["plan"]["tp"] is None
@@ -431,6 +437,7 @@ def test_fp8_on_a_chip_without_units_for_it_is_weight_only_where_the_engine_has_
     assert "use one of bf16, fp16, int8, int8-weights, w4a16, or another chip" in error
 
 
+@pytest.mark.slow
 def test_a_bound_that_does_not_bind_is_searched(call_json):
     words = ["serve", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "1k", "--output-len", 256, "--concurrency", 4]
     for chips in (1, 8):
@@ -464,6 +471,7 @@ def test_more_chips_than_a_service_can_have_are_refused_by_their_own_name(call):
 SEVERAL = ["serve", "--model", "llama-3.3-70b", "--input-len", "1k", "--output-len", "1k"]
 
 
+@pytest.mark.slow
 def test_several_clusters_and_loads_are_rows_of_one_table(call, call_json, tmp_path):
     words = [*SEVERAL, "--cluster", "dgx-h100,hgx-h200", "--chips", "1,8", "--concurrency", "16,64", "--tpot", "30ms"]
     code, text, _ = call(*words, "--csv", tmp_path / "services.csv")
@@ -532,6 +540,7 @@ def test_the_plans_of_a_search_are_rows_too(call, tmp_path):
     assert text.startswith("place,kind,model")
 
 
+@pytest.mark.slow
 def test_how_many_plans_are_shown_changes_nothing_else(call_json):
     words = ["serve", "--search", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--input-len", "1k", "--output-len", 256]
     few, many = (call_json(*words, "--tpot", "20ms", "--top", top) for top in (1, 8))
@@ -539,6 +548,7 @@ def test_how_many_plans_are_shown_changes_nothing_else(call_json):
     assert few["plans"] == many["plans"][:1]
 
 
+@pytest.mark.slow
 def test_searches_on_several_clusters_are_rows_of_their_best_plans(call, call_json, tmp_path):
     words = [*SEVERAL, "--search", "--cluster", "dgx-h100,hgx-h200", "--ttft", "1s", "--tpot", "30ms"]
     code, text, _ = call(*words, "--chips", "1,8", "--csv", tmp_path / "best.csv")
@@ -558,6 +568,7 @@ def test_searches_on_several_clusters_are_rows_of_their_best_plans(call, call_js
 @pytest.mark.parametrize(
     "words", ["--chips 1 --ttft 1s --tpot 30ms --allow bf16,fp8", "--chips 4 --rate 20", "--chips 2 --allow bf16 --tpot 26ms"]
 )
+@pytest.mark.slow
 def test_a_search_that_finds_nothing_names_changes_under_which_it_finds_a_plan(words, call):
     words = [*SEVERAL, "--search", "--cluster", "dgx-h100", *words.split()]
     code, _, error = call(*words)
@@ -570,6 +581,7 @@ def test_a_search_that_finds_nothing_names_changes_under_which_it_finds_a_plan(w
         assert call(*kept, name, value, "--top", 1)[0] == 0, change
 
 
+@pytest.mark.slow
 def test_the_front_marks_the_best_of_all_plans_and_no_label_covers_another(tmp_path):
     search = perfmodel.find_serving(
         model="llama-3.3-70b", cluster="dgx-h100", chips=16, input_len=4096, output_len=1024, ttft="2s", tpot="50ms", disaggregated=True

@@ -9,6 +9,7 @@ JOB = ("search", "--model", "gpt2", "--global-batch", "64", "--seq-len", "1k", "
 RUN = (*JOB, "--cluster", "dgx-h100,dgx-b200", "--chips", "8..32", "--tokens", "1T")
 
 
+@pytest.mark.slow
 def test_the_front_with_the_cheapest_in_time_and_the_fastest_in_the_budget(call, call_json, tmp_path):
     result = call_json(*RUN, "--by", "100d", "--budget", "100k")
     runs, front = result["runs"], result["front"]
@@ -46,6 +47,7 @@ def test_nothing_that_meets_is_exit_code_2_with_the_nearest(call, tmp_path):
     assert not plan.exists()
 
 
+@pytest.mark.slow
 def test_a_search_by_cost_has_its_column_and_orders_the_clusters(call, call_json):
     code, out, _ = call(*RUN, "--objective", "cost")
     assert code == 0

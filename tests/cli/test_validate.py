@@ -123,6 +123,7 @@ def test_labels_of_lone_surrogates_keep_the_table(call, tmp_path):
     assert (tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()[1].startswith("line-1,")
 
 
+@pytest.mark.slow
 def test_a_framework_may_be_assumed_for_every_case_or_hidden(call, call_json, tmp_path):
     path = write(tmp_path / "runs.jsonl", sweep())
     stated, named, other, hidden = (

@@ -48,6 +48,7 @@ KEPT = [(name, 80) for name in REPORTS] + [(name, 200) for name in ("predict", "
 
 
 @pytest.mark.parametrize("name, columns", mostly_nightly(PAGES, KEPT))
+@pytest.mark.slow
 def test_no_line_is_wider_than_the_page(name, columns, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     _, out, _ = call(*REPORTS[name])

@@ -55,6 +55,7 @@ def test_an_exported_plan_is_read_back(framework, tmp_path):
     check_round_trips(framework, tmp_path, count=8, seed=1)
 
 
+@pytest.mark.slow
 def test_nanotron_takes_what_is_written_for_it():
     """The registry has nanotron 0.4 of 2024: its strict reader of 2026 is a schema made from its dataclasses."""
     rng, taken = random.Random(7), 0

@@ -103,6 +103,7 @@ def test_more_bytes_are_never_quicker(machine, kind):
     faster=st.floats(1, 10),
     tier=st.integers(0, 1),
 )
+@pytest.mark.slow
 def test_a_faster_link_is_never_slower(kind, num_bytes, group, faster, tier):
     tiers = [make_tier(), FABRIC]
     slow = make_machine(*tiers)

@@ -27,6 +27,7 @@ def error(row):
     return abs(row.predicted_step_time / row.measured_step_time - 1.0)
 
 
+@pytest.mark.slow
 def test_step_times_of_the_fastest_release_of_each_setting(rows):
     errors = [error(row) for row in best_releases(rows)]
     assert len(errors) == 49

@@ -49,6 +49,7 @@ def test_an_a100_left_out_is_predicted_by_later_generations_alone():
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["id"])
+@pytest.mark.slow
 def test_step_time_of_a_published_run(run):
     row = predicted_rows()[run["id"]]
     assert row.reason == ""

@@ -16,6 +16,7 @@ def of(tmp_path, runs, left_out=None):
     return list(pairs(read_cases(write(tmp_path / "cases.jsonl", runs)), left_out))
 
 
+@pytest.mark.slow
 def test_nine_of_ten_advised_options_are_faster_on_published_sweeps():
     advised = [pair for pair in pairs(read_cases(PUBLISHED)) if pair.is_advised]
     assert len(advised) > 1_000

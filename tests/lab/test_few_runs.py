@@ -50,6 +50,7 @@ def test_an_error_that_all_runs_share_is_common():
     assert components_of(np.full(3, -0.2), "aab", "xyx") == pytest.approx((0.04, 0.0, 0.0, 0.0))
 
 
+@pytest.mark.slow
 def test_choices_are_judged_by_few_draws_however_many_the_errors_have(monkeypatch):
     monkeypatch.setattr("lab.few_runs.GIVEN", (3,))
     monkeypatch.setattr("lab.few_runs._CHOICE_DRAWS", 1)

@@ -57,6 +57,7 @@ def folder(cases):
     return cases.parent
 
 
+@pytest.mark.slow
 def test_a_family_keeps_its_primary_runs_by_model(folder, rows):
     residuals = load_residuals(folder / "residuals.yaml")
     assert {(model.family, model.num_runs) for model in residuals.models} == {("nanotron", 5), ("nemo", 1)}

@@ -120,6 +120,7 @@ def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
 
 
 @pytest.mark.parametrize("delays", [False, True])
+@pytest.mark.slow
 def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
     """Exchanges overlapped by another microbatch's passes, with ends of their own, and with delayed weight gradients."""
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)

@@ -93,6 +93,7 @@ def check(seed: int, number: int) -> None:
     assert len(outside) <= number / 20, outside
 
 
+@pytest.mark.slow
 def test_generic_lies_between_the_frameworks_that_can_run_a_plan():
     check(seed=3, number=6)
 

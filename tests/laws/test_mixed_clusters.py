@@ -33,6 +33,7 @@ def pools_file(folder, group, number, value):
     ],
 )
 @pytest.mark.parametrize("knobs", [{"pp": 2, "tp": 2}, {"tp": 4, "dp_shard": 4, "zero": 1}, {}], ids=["stages", "replicas", "searched"])
+@pytest.mark.slow
 def test_a_point_of_an_axis_is_the_prediction_of_a_cluster_file(tmp_path, axis, group, number, value, knobs):
     path = pools_file(tmp_path, group, number, value)
     (point,) = perfmodel.explore(**JOB, **knobs, cluster=MIX, vary=f"{axis}={value}", search=not knobs).points
@@ -70,6 +71,7 @@ def test_limits_of_equal_pools_are_those_of_one_cluster(shape):
     assert mixed.memory_usable == alone.memory_usable
 
 
+@pytest.mark.slow
 def test_limits_of_a_mixed_cluster_are_what_its_search_finds():
     words = {"model": MODEL, "seq_len": 1024, "profile": "megatron", "tp": 1, "cp": 1}
     cluster = "2@h100-sxm-80gb+2@a100-sxm-40gb"
@@ -81,6 +83,7 @@ def test_limits_of_a_mixed_cluster_are_what_its_search_finds():
     assert limits.memory_usable == min(perfmodel.load_chip(name).memory.usable for name in ("h100-sxm-80gb", "a100-sxm-40gb"))
 
 
+@pytest.mark.slow
 def test_fewest_chips_keep_the_proportions_of_the_pools():
     words = {"model": "llama-3-8b", "seq_len": 2048, "profile": "megatron", "pp": 3, "cp": 1, "tp": 1, "recompute": "full"}
     limits = perfmodel.find_limits(**words, cluster="16@dgx-h100+8@dgx-a100", global_batch=48)

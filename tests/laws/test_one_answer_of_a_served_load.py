@@ -68,10 +68,12 @@ def shares_within(number, seed, of, share, **words):
     return np.mean(np.abs(loads[:, of] / loads[:, 0] - 1) <= share, axis=0)
 
 
+@pytest.mark.slow
 def test_a_few_random_loads_have_one_answer():
     assert np.all(shares_within(8, 1, of=1, share=0.1) >= 7 / 8)
 
 
+@pytest.mark.slow
 def test_a_few_random_rates_have_one_answer():
     assert np.all(shares_within(6, 3, of=1, share=0.1, at_rate=True) >= 5 / 6)
     assert np.all(shares_within(4, 3, of=1, share=0.1, kind="disaggregated", at_rate=True) >= 3 / 4)

@@ -71,5 +71,6 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", mostly_nightly(range(200), range(6)))
+@pytest.mark.slow
 def test_what_is_recommended_for_a_framework_can_be_run_by_it(seed):
     check(seed)

@@ -41,6 +41,7 @@ CASES = [(DENSE, "megatron", (), kept.MOST_KEPT), (DENSE, "megatron", (), 3000),
     ("job", "profile", "also", "most"),
     mostly_nightly([*CASES, (EXPERTS, "megatron", (), kept.MOST_KEPT), (DENSE, "torchtitan", (), kept.MOST_KEPT)], CASES),
 )
+@pytest.mark.slow
 def test_a_search_that_shares_spaces_is_the_same_alone(job, profile, also, most, monkeypatch):
     monkeypatch.setattr(kept, "MOST_KEPT", most)
     spaces = KeptSpaces()

@@ -222,6 +222,7 @@ def every_valid_plan(job, chips, orders):
 
 
 @pytest.mark.parametrize("chips, batch, seq_len", [(4, 4, 256), pytest.param(6, 6, 96, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
     """Nothing valid is left out, nothing occurs twice, and each row is already in canonical form."""
     orders = (SEARCHED_ORDERS[0], SEARCHED_ORDERS[1], SEARCHED_ORDERS[4])

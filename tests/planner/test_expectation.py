@@ -23,6 +23,7 @@ def plans(result):
     return [row.plan for row in result.plans]
 
 
+@pytest.mark.slow
 def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",))
     result = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), ensemble=[SLOW])
@@ -41,6 +42,7 @@ def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     assert shown == {"best": result.expectation.best, "first": result.expectation.first}
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
     same = WeightedProfile(weight=1.0, profile=load_profile("generic"))
     plain = search_plans(estimator, SPACE, ties=0.01, also=("front",))
@@ -50,6 +52,7 @@ def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
     assert search_object(result)["expectation"] is None
 
 
+@pytest.mark.slow
 def test_the_exact_order_and_memory_are_left_alone(estimator):
     for asked in (dict(ties=0.0), dict(ties=0.01, objective="memory")):
         plain = search_plans(estimator, SPACE, also=("front",), **asked)

@@ -35,6 +35,7 @@ def every_plan(pp, **knobs):
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
 @pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.slow
 def test_the_best_layers_are_those_of_brute_force(pp, micro_batch):
     fixed = {"tp": 1, "cp": 1, "zero": 0, "micro_batch": micro_batch, "recompute": "none", "schedule": "1f1b"}
     order = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -55,6 +56,7 @@ def test_a_search_tries_both_places_of_the_pipeline():
     assert any("of each kind of chip alone were predicted" in note for note in result.best.warnings)
 
 
+@pytest.mark.slow
 def test_the_mix_is_faster_than_either_kind_alone():
     mix = perfmodel.find_plans(model="llama-3-8b", global_batch=64, seq_len=4096, cluster="8@dgx-h100+8@dgx-a100", profile="megatron")
     for cluster in ("dgx-h100", "dgx-a100"):

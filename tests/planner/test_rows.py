@@ -1,10 +1,13 @@
 """The data frame of a search has the columns and the values of `search --csv`."""
 
+import pytest
+
 import perfmodel
 from perfmodel.cli.app import run
 from tests.parallel.test_rows import FLAGS, JOB, assert_agrees
 
 
+@pytest.mark.slow
 def test_the_frame_is_the_table_of_the_command_line(tmp_path):
     result = perfmodel.find_plans(**JOB, chips=8, top=3)
     frame = result.to_frame()

@@ -39,6 +39,7 @@ def test_baselines_are_plans_of_the_space_and_never_better():
     assert (fsdp.layout.dp_shard, int(fsdp.zero)) == (16, 3)
 
 
+@pytest.mark.slow
 def test_the_rule_of_thumb_grows_until_it_fits():
     """Tensor parallelism in the node first, then the pipeline."""
     job = make_job(make_model(hidden_size=1024, num_attention_heads=16, num_key_value_heads=16, intermediate_size=4096), batch=16)
@@ -136,6 +137,7 @@ def test_bad_input(changes, message):
         search_plans(estimator_of(), **changes)
 
 
+@pytest.mark.slow
 def test_a_search_does_not_depend_on_what_was_searched_before():
     estimator = estimator_of()
     first = search_plans(estimator, also=("front",))

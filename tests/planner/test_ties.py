@@ -74,6 +74,7 @@ def with_capacity(capacity):
     return replace(CHIP, memory=replace(CHIP.memory, capacity=capacity))
 
 
+@pytest.mark.slow
 def test_data_parallelism_recomputes_only_where_it_must():
     """Roomy: nothing is recomputed. Less: whole layers. Nothing fits: what people would try, without recomputation."""
     job = make_job(make_model(num_hidden_layers=8, vocab_size=100), batch=16, seq_len=1024)

@@ -44,6 +44,7 @@ def test_bars_are_as_tall_as_the_step_and_the_memory(predictions):
         assert tops == pytest.approx(sizes)
 
 
+@pytest.mark.slow
 def test_axes_carry_units(predictions, result):
     labels = [axes.get_ylabel() for axes in predictions_figure(predictions).axes]
     assert "[s]" in labels[0]

@@ -65,6 +65,7 @@ def limit_between(vertex_costs, edges, weights, share):
     share=st.sampled_from([0.0, 0.2]),
     memory=st.sampled_from([1e9, 8.0 * 20]),
 )
+@pytest.mark.slow
 def test_small_graphs_are_solved_as_by_brute_force(seed, num_vertices, num_edges, integers, share, memory):
     """The limit is exactly the weight of some choice, often the least; without memory for tables, bounds alone must do."""
     vertex_costs, edges = random_problem(

@@ -32,6 +32,7 @@ def test_small_graphs_are_solved_as_by_brute_force(seed, num_vertices, num_edges
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**9), num_vertices=st.integers(3, 7), num_edges=st.integers(3, 14))
+@pytest.mark.slow
 def test_bounds_and_branches_lose_no_optimum(seed, num_vertices, num_edges):
     """The same graphs with no memory for any table: sweeps, pruning and branch and bound must find what brute force finds."""
     vertex_costs, edges = random_problem(seed, num_vertices=num_vertices, num_configurations=4, num_edges=num_edges, integers=True)

@@ -67,6 +67,7 @@ def random_chain(seed, *, num_blocks, num_stages, num_kinds=None, share_forbidde
     num_kinds=st.sampled_from([None, 1, 2]),
     share_forbidden=st.sampled_from([0.0, 0.2]),
 )
+@pytest.mark.slow
 def test_small_chains_are_partitioned_as_by_brute_force(seed, num_blocks, num_stages, num_kinds, share_forbidden):
     num_stages = min(num_stages, num_blocks)
     chain = random_chain(seed, num_blocks=num_blocks, num_stages=num_stages, num_kinds=num_kinds, share_forbidden=share_forbidden)

@@ -55,6 +55,7 @@ def test_the_basis_names_no_part_that_takes_no_time(prediction):
     assert not any("recompute" in line or "context parallel" in line for line in basis_lines(prediction))
 
 
+@pytest.mark.slow
 def test_a_knob_that_all_plans_share_leaves_the_table(result):
     table = plans_table(result)
     knobs = [cell for header in table.headers[6:] for cell in {row[table.headers.index(header)] for row in table.rows}]

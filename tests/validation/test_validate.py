@@ -533,6 +533,7 @@ def test_any_line_is_a_case_or_has_a_reason(line):
     model=st.dictionaries(st.sampled_from(sorted(MODEL)), JUNK, max_size=3),
     dropped=st.sets(st.sampled_from(sorted(set(CASE) - {"id"})), max_size=4),
 )
+@pytest.mark.slow
 def test_a_mangled_case_is_a_row_with_a_prediction_or_a_reason(fields, model, dropped):
     case = {**CASE, "model": {**MODEL, **model}, **fields}
     case = {name: value for name, value in case.items() if name not in dropped}

@@ -62,6 +62,7 @@ def test_rows_of_predictions_are_flat_and_those_of_the_csv(tmp_path):
     assert not frame.map(lambda value: isinstance(value, (dict, list, tuple))).any(axis=None)
 
 
+@pytest.mark.slow
 def test_find_plans_agrees_with_predict():
     result = perfmodel.find_plans(**JOB, top=3, maximum={"tp": 2})
     assert [perfmodel.predict(plan.plan).step_time for plan in result.plans] == [plan.step_time for plan in result.plans]
@@ -84,6 +85,7 @@ def test_a_run_on_gpus_is_compared_with_the_chunks_that_it_ran():
     assert compare_measurement(measurement).prediction.step_time > 1.4 * perfmodel.predict(plan).step_time
 
 
+@pytest.mark.slow
 def test_a_search_reports_its_progress():
     shares: list[float] = []
     perfmodel.find_plans(**JOB, progress=shares.append)
@@ -263,6 +265,7 @@ def test_the_chips_that_would_be_enough(given, freed):
     assert remedy.prediction.fits
 
 
+@pytest.mark.slow
 def test_a_search_prints_as_a_table():
     result = perfmodel.find_plans(**JOB, top=3)
     assert result.best is result.plans[0]
@@ -278,6 +281,7 @@ def test_a_utilisation_above_the_peak_says_what_it_counts():
     assert "full square of attention" in warning
 
 
+@pytest.mark.slow
 def test_an_explanation_prints_as_sentences():
     lines = str(perfmodel.explain_plan(perfmodel.predict(**JOB, tp=2).plan, why_not={"tp": 4})).splitlines()
     assert lines[0].startswith("why not tp=4: ")
@@ -302,6 +306,7 @@ def test_a_sharded_network_prints_as_a_summary():
     ],
     ids=lambda job: job["model"],
 )
+@pytest.mark.slow
 def test_a_search_without_pruning_finds_the_same(job):
     pruned, exhaustive = perfmodel.find_plans(**job), perfmodel.find_plans(**job, exhaustive=True)
     for name in ("plans", "kinds", "pareto", "least_memory", "rejected", "num_feasible", "certainty", "any_framework"):

@@ -57,6 +57,7 @@ def test_nodes_of_technology_need_no_measured_chip():
 
 
 @pytest.mark.parametrize("words", [{**TRAINING, "tp": 2, "zero": 1}, SERVICE], ids=["training", "service"])
+@pytest.mark.slow
 def test_elasticities_are_ranked_and_faster_hardware_is_never_slower(words):
     exploration = perfmodel.explore_sensitivity(**words)
     sizes = [abs(row.elasticity) for row in exploration.elasticities]
@@ -74,6 +75,7 @@ def test_elasticities_are_ranked_and_faster_hardware_is_never_slower(words):
     [({**TRAINING, "pp": 1, "cp": 1, "recompute": "none"}, "fp8-current"), (SERVICE, "fp8")],
     ids=["training", "service"],
 )
+@pytest.mark.slow
 def test_the_factors_of_a_waterfall_multiply_to_the_total(words, precision):
     waterfall = perfmodel.explore_waterfall(**{**words, "cluster": "dgx-a100"}, to="dgx-b200", to_precision=precision)
     names = ["peak rate", "number format", "memory bandwidth", "memory capacity", "scale-up", "scale-out", "rest"]

@@ -39,6 +39,7 @@ def figures(prediction):
     return prediction.step_time, prediction.parts, prediction.memory, prediction.fits_probability
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_a_fresh_process():
     drawn = random.Random(7)
     calls = [JOB | {name: drawn.choice(values) for name, values in VALUES.items()} for _ in range(16)]
@@ -101,6 +102,7 @@ def test_an_edited_file_is_read_again(tmp_path, kind):
     assert versions[0] == versions[2] != versions[1]
 
 
+@pytest.mark.slow
 def test_a_search_after_a_prediction_finds_the_same():
     forget()
     first = perfmodel.find_plans(**JOB, profile="megatron", top=3)

@@ -142,6 +142,7 @@ def test_few_single_plans_are_tried(monkeypatch):
     assert len(tried) <= 40, len(tried)
 
 
+@pytest.mark.slow
 def test_a_loss_in_chunks_is_named_where_it_moves_a_limit():
     job = {"model": "qwen3-8b", "cluster": "dgx-h100", "seq_len": "1M", "profile": "torchtitan"}
     chips = perfmodel.find_limits(**job).chips

@@ -104,6 +104,7 @@ def test_a_search_without_a_plan_that_fits_keeps_the_least_memory():
         ("predict", {**JOB, "chips": 8, "profile": "torchtitan"}, {"settings": [{"compile": True}, {"compile": False}]}, "step_time"),
     ],
 )
+@pytest.mark.slow
 def test_every_verb_has_rows(verb, fixed, axes, column):
     sweep = swept({"version": 1, "verb": verb, "fixed": fixed, "axes": axes})
     assert sweep.failures == ()
@@ -117,6 +118,7 @@ def test_every_verb_has_rows(verb, fixed, axes, column):
         ("serve-search", {**LOAD, "chips": 1}, "tpot", "50ms"),
     ],
 )
+@pytest.mark.slow
 def test_arguments_and_results_of_one_name_have_two_columns(verb, fixed, axis, value):
     rows = swept({"version": 1, "verb": verb, "fixed": fixed, "axes": {axis: [value]}}).rows
     assert {row[f"given_{axis}"] for row in rows} == {value}
@@ -284,6 +286,7 @@ def killed(study, out, jobs, *, after):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_killed_sweep_loses_nothing_that_was_computed(tmp_path, jobs):
     if jobs > 1:
         pytest.importorskip("joblib")

@@ -47,6 +47,7 @@ def test_explain_has_the_neighbours_of_the_command_line(post, capfd, tmp_path, m
     assert post("explain", JOB) == (200, printed(capfd, "explain", "plan.yaml"))
 
 
+@pytest.mark.slow
 def test_search_is_that_of_the_command_line(post, capfd):
     job = {name: value for name, value in SMALL.items() if name not in ("tp", "zero")} | {"top": 3}
     status, result = post("search", job)
@@ -75,6 +76,7 @@ def test_search_prints_its_progress_by_the_line(send):
     assert send("POST", "/api/search", json.dumps({**JOB, "tp": 7}), **accept)[0] == 400
 
 
+@pytest.mark.slow
 def test_a_search_whose_client_left_ends(server, post):
     data = json.dumps({**JOB, "model": "deepseek-v3", "chips": 1024, "global_batch": 8192}).encode()  # seconds of work
     before = server.worker._process.pid

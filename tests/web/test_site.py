@@ -124,6 +124,7 @@ class TestInTheBrowser:
         site.wait("window.explained", 120)
 
 
+@pytest.mark.slow
 def test_answers_without_pydantic():
     """The page in the browser predicts and searches with numpy and PyYAML alone: pydantic would be loaded at its start."""
     program = (

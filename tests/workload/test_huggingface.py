@@ -236,6 +236,7 @@ def test_any_json_is_read_or_refused(config):
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=12) | CONFIGS | st.builds(lambda nested: {"text_config": nested}, CONFIGS))
+@pytest.mark.slow
 def test_any_value_under_any_known_key_is_read_or_refused(config):
     _reads_or_refuses(config)
 

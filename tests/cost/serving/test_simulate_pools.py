@@ -64,6 +64,7 @@ def test_the_99th_percentile_of_clients_is_bounded_by_how_many_they_are(x, y, cl
 
 @POOLS
 @pytest.mark.parametrize("used", [0.3, 0.7, 0.9])
+@pytest.mark.slow
 def test_a_rate_is_near_the_closed_form(x, y, used):
     job = requests(2000, 200)
     most = float(form_of(pools(x, y), job).requests_per_second)
@@ -81,6 +82,7 @@ def test_all_clients_are_somewhere_and_littles_law_holds():
     assert run.requests_per_second * run.request_latency.mean == pytest.approx(100, rel=0.03)
 
 
+@pytest.mark.slow
 def test_slow_links_are_what_prompts_wait_for():
     slow = replace(LINKS, bandwidth=5e9)
     form, run = both(2, 4, requests(2000, 50), links=slow, concurrency=60, answered=2000)

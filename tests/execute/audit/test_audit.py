@@ -156,6 +156,7 @@ def test_each_form_of_plan_audits_clean_on_each_stage(name, counting):
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_every_form_of_plan_audits_clean_on_each_stage(name, counting):
     assert differing_rows(counting, PLANS[name]) == []
 

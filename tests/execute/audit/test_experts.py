@@ -91,6 +91,7 @@ def test_each_plan_with_experts_audits_clean_on_each_stage(name, counting):
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     check_audit(name, counting)
 
@@ -161,6 +162,7 @@ def test_counts_that_are_not_of_the_plan_are_refused():
 
 
 @pytest.mark.usefixtures("audits_share_a_process")
+@pytest.mark.slow
 def test_the_audit_of_a_plan_that_holds_counts_sends_tokens_as_they_say():
     even = tiny_plan(4, model=tiny("mixtral", num_hidden_layers=2), ep=4, zero=1)
     counts = skewed(even)

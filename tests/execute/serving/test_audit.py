@@ -201,6 +201,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", mostly_slow(FORMS, quick=2))
+@pytest.mark.slow
 def test_fake_tensors_count_what_real_ones_do(form, groups, counting):
     """But for experts, which are chosen in turn: of 8 rows for 8 experts each has one."""
     from perfmodel.execute.serving.run import run_serving

@@ -24,6 +24,7 @@ def some_requests(config, number, *, seed=1):
 
 
 @pytest.mark.parametrize("variant", ["llama", "deepseek", "nemotron", "qwen3-next"])
+@pytest.mark.slow
 def test_tokens_are_those_of_each_request_alone(variant):
     config = tiny(variant)
     requests = some_requests(config, 7)

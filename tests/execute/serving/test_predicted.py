@@ -67,6 +67,7 @@ def _errors(result):
     return {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in result.steps}
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_its_prediction(groups):
     shapes = (StepShape(sequences=2, cached=20, new=1), StepShape(sequences=1, cached=0, new=16))
     result = run_served(tiny("llama"), shapes, calibration=HERE, rounds=1, repeats=2, group=groups(1))
@@ -81,6 +82,7 @@ def test_a_run_is_compared_with_its_prediction(groups):
     assert set(result.drifts) == {"decode", "prefill"}
 
 
+@pytest.mark.slow
 def test_two_ranks_run_and_are_not_predicted(groups):
     result = run_served(tiny("llama"), [StepShape(sequences=2, cached=20, new=1)], tp=2, rounds=1, repeats=1, group=groups(2))
     assert result.steps == ()

@@ -23,6 +23,7 @@ KEPT = {"llama", "hybrid", "qwen3-next", "deepseek", "gpt2", "gemma2"}
 
 
 @pytest.mark.parametrize("variant", mostly_nightly(OVER_TWO, KEPT))
+@pytest.mark.slow
 def test_two_ranks_have_the_logits_of_the_uncached_pass(variant, groups):
     measured = run_serving(tiny(variant), [DECODE], tp=2, group=groups(2), rounds=1, repeats=1)
     assert measured.logit_error < LOGIT_TOLERANCE
@@ -30,6 +31,7 @@ def test_two_ranks_have_the_logits_of_the_uncached_pass(variant, groups):
     assert {(record.kind, record.axis) for record in counts.collectives} == {("all_reduce", "tp"), ("all_gather", "tp")}
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_the_formulas(groups):
     config = tiny("llama")  # 4 layers of 64, 8 heads and 4 key-value heads of 8, feed-forward 96, 131 tokens
     measured = run_serving(config, [DECODE, PREFILL, CHUNK], tp=1, group=groups(1), rounds=2, repeats=3)

@@ -169,6 +169,7 @@ def test_fixed_parts_are_kept_and_impossible_ones_named():
         searcher.search(fixed_parts({"up": {"q": 2}}))
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_kept_and_has_a_price():
     searcher = planner(load_network("transformer", layers=2), 8)
     free = searcher.search()

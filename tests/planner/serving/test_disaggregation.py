@@ -102,6 +102,7 @@ def test_limits_that_no_plan_meets_find_nothing(long_prompts):
     assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
 
 
+@pytest.mark.slow
 def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
     """At a rate whose prompts stall every answer; what is named meets the limits by itself, and asked for it is what is found."""
     job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256, rate=4.0)
@@ -120,6 +121,7 @@ def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
         searched(job, chips=CHIPS, limits=ServingLimits(ttft=1e-3))
 
 
+@pytest.mark.slow
 def test_the_front_is_one_of_both_kinds_of_plans():
     """No point of it is worse than another, and the points of two pools are their plans predicted alone."""
     job = serving_job("llama-3-70b", "fp8", input_len=4096, output_len=256)
@@ -148,6 +150,7 @@ def test_only_workers_that_answer_share_a_cache():
     assert {(one.plan.pools.prefill.dcp, one.plan.pools.decode.dcp) for one in plans} == {(1, 2)}
 
 
+@pytest.mark.slow
 def test_only_workers_for_prompts_share_them():
     job = serving_job("deepseek-v3", "fp8-block", input_len=32768, output_len=256)
     words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "with_pools": True}

@@ -50,10 +50,12 @@ def kept_shares(jobs, seed, at_rate=False):
     return np.mean(kept)
 
 
+@pytest.mark.slow
 def test_chosen_plans_keep_their_limits_in_the_simulation():
     assert kept_shares(6, seed=1) >= 5 / 6
 
 
+@pytest.mark.slow
 def test_plans_that_are_chosen_for_a_rate_keep_their_limits_in_the_simulation():
     assert kept_shares(4, seed=3, at_rate=True) >= 3 / 4
 

@@ -33,6 +33,7 @@ def estimator_of(job, cluster="dgx-h100", chips=8, engine="vllm"):
     )
 
 
+@pytest.mark.slow
 def test_the_best_at_a_load_is_the_best_of_all_plans():
     job = serving_job(concurrency=48)
     result = searched(job, space=ServingSpace(max_tokens=()))
@@ -89,6 +90,7 @@ def test_latency_wants_one_client_and_cost_what_throughput_wants():
     assert cheap.best.plan == searched(job).best.plan
 
 
+@pytest.mark.slow
 def test_limits_of_the_99th_percentile_are_narrower():
     job = serving_job(concurrency=256)
     least = min(plan.prediction.ttft.mean for plan in searched(job).plans) * 1.001
@@ -97,6 +99,7 @@ def test_limits_of_the_99th_percentile_are_narrower():
         searched(job, limits=ServingLimits(ttft=least, headroom=0.0, is_p99=True))
 
 
+@pytest.mark.slow
 def test_a_plan_stays_below_each_limit_by_the_headroom():
     """Which is to ask for limits so much lower with none; what only just breaks it says so."""
     job = serving_job()
@@ -119,6 +122,7 @@ def test_a_plan_stays_below_each_limit_by_the_headroom():
         ServingLimits(ttft=0.3, headroom=1.0)
 
 
+@pytest.mark.slow
 def test_what_a_plan_takes_more_adds_up():
     for objective in ServingObjective:
         result = searched(serving_job(concurrency=64), objective=objective)
@@ -159,6 +163,7 @@ def test_dcp_is_every_divisor_of_the_copies_where_the_engine_cuts_them(model, en
     assert set(bounded.dcp[bounded.tp == tp]) == degrees & {1, 2}
 
 
+@pytest.mark.slow
 def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
     job = serving_job("deepseek-v3", "fp8-block", input_len=65536, output_len=256)
     words = {"cluster": "hgx-h200", "chips": 16, "limits": ServingLimits(ttft=12.0)}
@@ -174,6 +179,7 @@ def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
         searched(job, engine="sglang", space=ServingSpace(fixed={"pcp": 2}), **words)
 
 
+@pytest.mark.slow
 def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
     """For long requests the search is as good as the best one with a given dcp, and better than without."""
     job = serving_job("deepseek-v3", "fp8-block", input_len=16384, output_len=1024)
@@ -222,6 +228,7 @@ def test_a_search_without_a_possible_plan_is_refused_in_one_sentence():
 
 @pytest.mark.parametrize("words", [{"output_len": 1}, {"speculation": Speculation(draft_tokens=2, acceptance=0.7)}])
 @pytest.mark.filterwarnings("error")
+@pytest.mark.slow
 def test_steps_without_a_row_warn_of_nothing(words):
     """Answers of one token, and drafts with a prompt, have no decode step at all."""
     job = serving_job("deepseek-v2-lite", "fp8", concurrency=32, **words)
@@ -235,6 +242,7 @@ def test_every_engine_has_memory_for_a_small_model(engine):
 
 
 @pytest.mark.parametrize("load", [{}, pytest.param({"rate": 4.0}, marks=NIGHTLY)], ids=["any load", "rate"])
+@pytest.mark.slow
 def test_rows_that_are_timed_in_blocks_are_those_of_one_block(monkeypatch, load):
     job = serving_job("mixtral-8x7b", "fp8", **load)
     words = {"space": ServingSpace(batches=(1, 16), max_tokens=(2048,)), "limits": ServingLimits(tpot=0.1)}

@@ -19,6 +19,7 @@ def fewest(job, **words):
 
 
 @pytest.mark.parametrize(("rate", "fewer"), [(0.5, 2), (200.0, None)])
+@pytest.mark.slow
 def test_one_step_fewer_does_not_hold_the_load(rate, fewer):
     job = serving_job("llama-3-70b", "fp8", rate=rate)
     size = fewest(job)

@@ -34,6 +34,7 @@ def swept(job, **changes):
 
 
 @pytest.mark.parametrize("job", JOBS)
+@pytest.mark.slow
 def test_tables_are_the_same_in_pieces(job, monkeypatch):
     unsplit = swept(JOBS[job])
     monkeypatch.setattr(tables, "TABLE_COLUMNS", 50)
@@ -94,6 +95,7 @@ def test_layouts_too_large_by_their_state_are_counted_as_if_they_were_evaluated(
 
 
 @pytest.mark.parametrize("profile", mostly_nightly(["generic", "torchtitan", "deepspeed"], ["torchtitan"]))
+@pytest.mark.slow
 def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     """Layers of several kinds, whose stages differ between almost all schedules: at most two groups, and what one by one gives."""
     job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)

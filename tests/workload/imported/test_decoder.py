@@ -59,6 +59,7 @@ def llama_8b():
 
 
 @pytest.mark.parametrize("known", ["gpt2", "llama-3-8b"])
+@pytest.mark.slow
 def test_a_known_model_comes_out_as_itself(known, llama_8b):
     decoder, model = decoder_of(imported(gpt2) if known == "gpt2" else llama_8b), load_model(known)
     assert decoder.num_parameters == model.num_parameters
@@ -100,6 +101,7 @@ def test_forms_of_layers_are_recognised(how, field, value, plain):
     assert changed.num_parameters == (graph.num_parameters if "bias" not in how else pytest.approx(graph.num_parameters, rel=2e-3))
 
 
+@pytest.mark.slow
 def test_it_is_served_as_the_model_that_it_is(tmp_path, llama_8b):
     graph = llama_8b
     words = dict(cluster="dgx-h100", chips=2, tp=2, input_len=1024, output_len=256, concurrency=16)
@@ -168,6 +170,7 @@ def mixture(run):
     [(llama(layers=2), 80), (mixture(by_one_hot), 25), (mixture(by_taken_weights), 40)],
     ids=["dense", "experts in a loop", "experts taken by choices"],
 )
+@pytest.mark.slow
 def test_a_file_that_was_changed_is_a_decoder_or_one_sentence(make, trials):
     """Any value of it replaced by any other, one or two at a time."""
     original, random = graph_to_dict(imported(make)), Random(7)

@@ -118,6 +118,7 @@ def run_by(run):
 
 
 @pytest.mark.parametrize("run", [*LOOPS, *STACKED], ids=lambda run: run.__name__)
+@pytest.mark.slow
 def test_a_mixtral_is_itself_however_its_experts_run(run):
     graph = run_by(run)
     model = decoder_of(graph)
@@ -127,6 +128,7 @@ def test_a_mixtral_is_itself_however_its_experts_run(run):
 
 
 @pytest.mark.parametrize("run", [by_one_hot, all_at_once], ids=lambda run: run.__name__)
+@pytest.mark.slow
 def test_shared_experts_are_distinguished_from_chosen_ones(run):
     graph = imported(decoder(plain, mixture(run, shared=48, gate=True)))
     model = decoder_of(graph)
@@ -134,6 +136,7 @@ def test_shared_experts_are_distinguished_from_chosen_ones(run):
     assert model.num_parameters == graph.num_parameters
 
 
+@pytest.mark.slow
 def test_a_shared_expert_as_wide_as_the_others_is_one_more():
     model = decoder_of(imported(decoder(plain, mixture(by_one_hot, shared=32))))
     assert (model.experts.num_experts, model.experts.width, model.experts.shared_width) == (8, 32, 32)
@@ -141,6 +144,7 @@ def test_a_shared_expert_as_wide_as_the_others_is_one_more():
 
 
 @pytest.mark.parametrize("run", [by_one_hot, all_at_once, by_taken_weights], ids=lambda run: run.__name__)
+@pytest.mark.slow
 def test_a_deepseek_with_latents_a_dense_layer_and_groups(run):
     graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(run, shared=64, route=in_groups)))
     model = decoder_of(graph)
@@ -167,6 +171,7 @@ def test_latent_attention_by_what_its_products_make(how, config):
     assert model.num_parameters == graph.num_parameters
 
 
+@pytest.mark.slow
 def test_one_expert_a_token_scores_after_the_choice_and_biases():
     one = decoder_of(imported(decoder(plain, mixture(by_one_hot, route=best_one)))).experts
     assert (one.top_k, one.num_experts) == (1, 8)
@@ -188,6 +193,7 @@ def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager"])
+@pytest.mark.slow
 def test_a_qwen3_as_hugging_face_writes_it(eager):
     graph = imported(lambda: Qwen3Moe(LAYERS, V, H, 8, 2, 16, 32, 8, 2, eager=eager))
     model = decoder_of(graph)
@@ -230,6 +236,7 @@ def deepseek_v2_lite(model):
 
 
 @pytest.mark.parametrize(("name", "make"), [pytest.param("gpt-oss-20b", gpt_oss, marks=NIGHTLY), ("deepseek-v2-lite", deepseek_v2_lite)])
+@pytest.mark.slow
 def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     known = load_model(name)
     graph = imported(lambda: make(known), "int64[1,256]")
@@ -242,6 +249,7 @@ def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     assert (one.ttft, one.tpot, one.max_sequences, one.memory) == (other.ttft, other.tpot, other.max_sequences, other.memory)
 
 
+@pytest.mark.slow
 def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
     words = dict(cluster="dgx-h100", chips=4, tp=2, ep=2, input_len=512, output_len=64, concurrency=8)
     config, saved = tmp_path / "config.json", tmp_path / "graph.json"
@@ -306,6 +314,7 @@ class TooFew(Plain):
     ],
     ids=["no choice in the graph", "unlike shared ones", "experts that lie elsewhere"],
 )
+@pytest.mark.slow
 def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, message):
     with pytest.raises(InputError, match=message) as raised:
         decoder_of(imported(decoder(plain, feed)))

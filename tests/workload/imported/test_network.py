@@ -409,6 +409,7 @@ def test_every_kind_has_a_description():
     assert set(KINDS) == set(ImportedKind) - {ImportedKind.INPUT, ImportedKind.CONSTANT}
 
 
+@pytest.mark.slow
 def test_kinds_are_those_of_networks_written_by_hand(converted):
     """Statistics are float32 numbers, and the passes say which tensors they read, as a framework's fused kernels need to know."""
     network = converted("gpt")[1].network
