@@ -94,6 +94,7 @@ def test_serve_takes_a_launch_line(result):
     assert (plan["tp"], plan["max_batch"]) == (4, 192)
 
 
+@pytest.mark.slow
 def test_advice_is_in_the_options_of_the_framework(call, result, config):
     advice = result("advise", config, *PLACE)
     assert advice["best"]["step_time"] < advice["current"]["step_time"]

@@ -33,6 +33,7 @@ def test_neighbours_and_bottleneck(call, call_json):
     assert "One knob changed" in call("explain", "fsdp")[1]
 
 
+@pytest.mark.slow
 def test_experts_are_sharded_over_more_and_fewer_ranks(call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     job = "--model qwen3-30b-a3b --cluster dgx-h100 --chips 16 --global-batch 64 --seq-len 4096 --profile megatron --ep 8 --zero 1"
@@ -94,6 +95,7 @@ def test_the_knob_alone_is_compared_first_and_its_part_is_named(call, call_json,
     assert more["changed"]
 
 
+@pytest.mark.slow
 def test_every_knob_that_a_neighbour_changes_is_listed_and_the_framework_can_run_it(call, call_json):
     """Fewer tp ranks keep ZeRO 1; where other knobs change, the row names them."""
     answer = call_json("explain", "megatron-175b", "--why-not", "tp=4", "--why-not", "zero=3")

@@ -22,6 +22,7 @@ def test_an_axis_is_a_table_a_csv_and_a_figure(call, call_json, tmp_path):
     assert [point["chip.memory.bandwidth"] for point in exploration["points"]] == pytest.approx([2e12, 4e12, 8e12])
 
 
+@pytest.mark.slow
 def test_a_heat_map_and_curves_of_two_axes(call, tmp_path):
     words = ["explore", *JOB, "--chip", "a100-spec", "--tp", "2", "--plot", "two.svg", "--vary"]
     assert call(*words, "technology.logic=n7,n5", "--vary", "technology.memory=hbm2e,hbm3")[0] == 0

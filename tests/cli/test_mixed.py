@@ -116,6 +116,7 @@ def test_a_plan_of_a_mix_has_a_trace_a_page_and_an_export(call, call_json, tmp_p
     assert call("report", "search.json", "--out", "search.html")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_trace_has_a_replica_on_each_kind_of_chips(call, call_json, tmp_path):
     call("predict", *JOB, "--tp", "2", "--save", tmp_path / "plan.yaml")
     ranks = call_json("trace", tmp_path / "plan.yaml", "--out", tmp_path / "trace.json")["ranks"]

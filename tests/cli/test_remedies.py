@@ -50,6 +50,7 @@ def test_a_plan_that_does_not_fit_is_shown_with_changes_that_do(plan, call_json,
     assert prediction["remedies"][0]["flags"] in out
 
 
+@pytest.mark.slow
 def test_offload_is_among_the_changes_where_the_framework_has_it(call_json):
     plan, offload = "--profile deepspeed --zero 1 --recompute full --chips 4", "optimizer"
     given = f"--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k {plan}"

@@ -86,6 +86,7 @@ def test_a_refused_report_leaves_nothing(call, out, tmp_path):
 SEARCHED = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "16", "--global-batch", "64", "--seq-len", "4k"]
 
 
+@pytest.mark.slow
 def test_a_saved_search_is_the_page_of_its_result(call, call_json, tmp_path):
     search = call_json("search", *SEARCHED, "--profile", "megatron")
     (tmp_path / "search.json").write_text(json.dumps(search), encoding="utf-8")
@@ -147,6 +148,7 @@ def test_a_service_has_a_page_with_the_numbers_of_serve(call_json, more, section
     assert again["launch"] == service["launch"]
 
 
+@pytest.mark.slow
 def test_operators_of_a_searched_plan_are_in_its_format(call_json, tmp_path):
     service = call_json(*LOADED, "--search", "--allow", "bf16,fp8", "--report", "page.html")["best"]
     assert service["plan"]["quantization"] == "fp8"

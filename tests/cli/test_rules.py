@@ -146,6 +146,7 @@ def test_what_is_refused(flags, says, refused, mine):
     assert says in refused(f"{verb} {rest if '--model' in rest else f'{FLAGS} {rest}'}")
 
 
+@pytest.mark.slow
 def test_a_plan_file_with_other_rules(ask, tmp_path):
     plan = tmp_path / "plan.yaml"
     ask(f"predict {FLAGS} --cp 8 --save {plan}")

@@ -76,6 +76,7 @@ def test_flags_fix_and_bound_knobs(flags, holds, call_json):
     assert all(holds(plan["plan"]) for plan in plans)
 
 
+@pytest.mark.slow
 def test_top_and_objective(call_json):
     plans = call_json("search", *KNOWN, "--objective", "memory", "--top", 3, "--ties", 0)["plans"]
     assert len(plans) == 3
@@ -297,6 +298,7 @@ def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
     assert {plan["plan"]["layout"]["dp_shard"] for plan in call_json("search", *SMALL, "--fsdp", "8")["plans"]} == {8}
 
 
+@pytest.mark.slow
 def test_the_framework_and_the_basis_of_the_numbers_come_first(call):
     facts = joined(call("search", *SMALL)[1].partition("Best plans")[0])
     assert " framework generic (not given: the mean of the known ones; " in facts

@@ -119,6 +119,7 @@ def test_a_trace_of_a_rank_that_the_plan_lacks_is_refused(call, plan, tmp_path):
     assert "traces=trace.json: is of rank 8, and the plan has 8 ranks; give the plan that ran" in err
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_network_is_drawn(call, call_json):
     network = ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", 4, "--batch", 64]
     assert call(*network, "--stages", 2, "--save", "net.yaml")[0] == 0

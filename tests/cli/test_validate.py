@@ -16,6 +16,7 @@ def cases(tmp_path):
     return write(tmp_path / "cases.jsonl", [*sweep(), broken, *others])
 
 
+@pytest.mark.slow
 def test_everything_is_printed_and_written(call, cases, tmp_path):
     code, out, err = call("validate", cases, "--by", "source,chips,form", "--out", "r.csv", "--plots", "plots", "--skip-broken-nvlink")
     assert (code, err) == (0, "")

@@ -89,6 +89,7 @@ def test_a_long_command_breaks_before_an_option_so_that_a_shell_reads_it(capsys)
     assert shlex.split(printed.replace("\\\n", "")) == shlex.split(command)
 
 
+@pytest.mark.slow
 def test_a_report_on_a_terminal_has_its_width():
     pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
     ours, theirs = pty.openpty()

@@ -170,6 +170,7 @@ def write(folder: Path, name: str, text: str) -> Path:
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_read_is_one_sentence(tmp_path, name, text, sentence):
     with pytest.raises(InputError) as refused:
         start_from(write(tmp_path, name, text.replace("${oc.env:TP}", "'${oc.env:TP}'")), Request(cluster="dgx-h100"))

@@ -96,6 +96,7 @@ def test_attention_row_of_a_batch_equals_the_single_one(machine, function):
     batch=st.integers(1, 200),
     more=st.integers(1, 5000),
 )
+@pytest.mark.slow
 def test_a_larger_matmul_is_not_quicker(machine, name, shape, batch, more):
     small = dict(zip(("m", "n", "k"), map(float, shape), strict=True)) | {"batch": float(batch)}
     large = small | {name: small[name] + more}

@@ -464,6 +464,7 @@ def test_any_chip_file_is_a_chip_or_an_input_error(data):
 
 @settings(max_examples=150)
 @given(data=mutated(CLUSTER_DATA))
+@pytest.mark.slow
 def test_any_cluster_file_is_a_cluster_or_an_input_error(data):
     assert_valid_or_refused(parse_cluster, data, Cluster)
 

@@ -24,6 +24,7 @@ def published(source):
     ]
 
 
+@pytest.mark.slow
 def test_three_runs_of_another_framework_take_a_third_of_the_error():
     groups = groups_of([parse_case(json.dumps(case), 1) for case in published("korthikanti")])
     ((name, group),) = groups.items()

@@ -109,6 +109,7 @@ def test_the_scatter_of_medians_is_about_nothing():
     assert scatter_of_medians({}) == 0.0
 
 
+@pytest.mark.slow
 def test_with_runs_that_failed_the_uncertainties_of_memory_are_written_too(folder):
     uncertainties = load_memory_uncertainties(folder / "memory_uncertainty.yaml")
     assert uncertainties[KNOWN].scale <= uncertainties[UNKNOWN].scale

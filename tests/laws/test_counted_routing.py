@@ -124,6 +124,7 @@ def skewed(plan) -> RoutingCounts:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.slow
 def test_a_prediction_is_what_an_audit_predicts_of_the_fullest_rank(name):
     variant, knobs = FORMS[name]
     even = tiny_plan(model=tiny(variant), **knobs)

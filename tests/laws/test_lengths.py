@@ -126,6 +126,7 @@ def test_points_of_an_exploration_are_predictions():
 
 
 @pytest.mark.parametrize("seed", mostly_nightly(SEEDS, KEPT))
+@pytest.mark.slow
 def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
     call, lengths = drawn_call(seed)
     forget()

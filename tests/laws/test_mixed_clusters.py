@@ -59,6 +59,7 @@ def test_numbers_of_every_kind_of_chips_are_ranked():
 
 
 @pytest.mark.parametrize("shape", mostly_slow([{"pp": 1, "cp": 1, "tp": 1}, {"pp": 1, "cp": 1}, {"pp": 1, "cp": 2, "tp": 4}], quick=1))
+@pytest.mark.slow
 def test_limits_of_equal_pools_are_those_of_one_cluster(shape):
     """Without a pipeline: the search over pools also tries stages with unequal layers. Each tp and cp group lies in a pool of eight."""
     words = {"model": MODEL, "seq_len": 1024, "profile": "megatron", **shape}

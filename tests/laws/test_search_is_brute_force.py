@@ -43,6 +43,7 @@ def half_fits(request):
     return estimator, all_predictions(estimator)
 
 
+@pytest.mark.slow
 def test_counts(half_fits):
     estimator, everything = half_fits
     result = search_plans(estimator, also=("front",))
@@ -113,6 +114,7 @@ def test_what_is_rejected_for_weights_alone():
     assert next(iter(result.rejected)).endswith("alone exceed the memory")
 
 
+@pytest.mark.slow
 def test_weights_alone_are_without_what_the_framework_needs():
     """A chip that holds weights, gradients and states of every plan, but not the framework's memory in addition."""
     profile = load_profile("generic").having(framework_bytes=6e9)
@@ -123,6 +125,7 @@ def test_weights_alone_are_without_what_the_framework_needs():
     assert list(result.rejected) == [OUT_OF_MEMORY]
 
 
+@pytest.mark.slow
 def test_the_least_memory_is_reported_where_nothing_fits():
     result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), also=("front",))
     (least,) = result.least_memory
@@ -130,6 +133,7 @@ def test_the_least_memory_is_reported_where_nothing_fits():
     assert least.memory["total"] == min(p.memory["total"] for p in all_predictions(estimator_of(JOB, chips=4)))
 
 
+@pytest.mark.slow
 def test_more_memory_admits_more_plans_and_never_a_slower_best():
     best, feasible = float("inf"), 0
     for capacity in (0.2e9, 0.4e9, 0.8e9, 2e9, 1e12):
@@ -143,6 +147,7 @@ def test_more_memory_admits_more_plans_and_never_a_slower_best():
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.slow
 def test_other_models(precision):
     job = make_job(make_model(**LLAMA_LIKE | {"num_hidden_layers": 6}), batch=6, seq_len=128, precision=precision)
     estimator = estimator_of(job, chips=6, node=2, profile="torch-gloo")

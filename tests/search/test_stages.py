@@ -99,6 +99,7 @@ def test_one_layout_is_the_partition_of_numbers(num_microbatches):
     assert partition.cost == lengths.sum() + (num_microbatches - 1) * largest
 
 
+@pytest.mark.slow
 def test_equal_blocks_are_split_evenly():
     block = np.array([[2.0, 3.0], [3.0, 2.0]])
     partition = partition_chain([block] * 80, num_stages=8, num_microbatches=16)

@@ -66,6 +66,7 @@ def test_the_distribution_counts_every_run(rows):
     assert all(line.get_ydata()[-1] == 1.0 for line in right.lines)
 
 
+@pytest.mark.slow
 def test_figures_are_written_to_a_new_folder(tmp_path):
     folder = tmp_path / "plots"
     validate_cases(write(tmp_path / "cases.jsonl", sweep()), plots=folder)

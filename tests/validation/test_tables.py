@@ -75,6 +75,7 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.kinds) > 0
 
 
+@pytest.mark.slow
 def test_the_form_of_context_parallelism_has_a_column_where_it_differs(capsys):
     result = perfmodel.find_plans(model="llama-2-7b", cluster="dgx-h100", chips=16, global_batch=16, seq_len=131072, profile="megatron")
     table = plans_table(result)
@@ -87,6 +88,7 @@ def test_the_form_of_context_parallelism_has_a_column_where_it_differs(capsys):
     assert "rules ddp" in plans_table(named).caption
 
 
+@pytest.mark.slow
 def test_rejected_plans_and_layouts_are_counted(result):
     counts = [int(row[0].replace(",", "")) for row in rejected_table(result).rows if row[1] == "plans"]
     assert sum(counts) == result.num_evaluated - result.num_feasible

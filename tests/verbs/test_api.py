@@ -257,6 +257,7 @@ TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
         ({"tp": 4, "pp": 1, "cp": 1, "dp": 2}, True),  # nor here: the product of the data-parallel degrees is given
     ],
 )
+@pytest.mark.slow
 def test_the_chips_that_would_be_enough(given, freed):
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
     (remedy,) = (candidate for candidate in search_remedies(setting, Knobs(**given), {}) if "chips" in candidate.changes)

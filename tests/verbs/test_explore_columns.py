@@ -36,6 +36,7 @@ def system_for(asked, knobs):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_points_of_every_quantity_of_hardware_equal_single_predictions(case):
     asked, knobs = CASES[case]
     system = system_for(asked, knobs)

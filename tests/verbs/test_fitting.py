@@ -85,6 +85,7 @@ def test_it_says_what_the_runs_determined_and_what_is_still_prior(fit):
     assert (unmoved.value, unmoved.spread) == (unmoved.prior, unmoved.prior_spread)
 
 
+@pytest.mark.slow
 def test_csv_and_json_lines_say_the_same(fit, tmp_path):
     (tmp_path / "runs.csv").write_text(csv_text(rows()[:4]))
     (tmp_path / "runs.jsonl").write_text(jsonl_text(rows()[:4]))
@@ -126,6 +127,7 @@ def test_intervals_narrow_with_the_runs():
     assert reach(one)[1].startswith("1 run of your own")
 
 
+@pytest.mark.slow
 def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
     slow = changed(3, step_time=rows()[3]["step_time"] * 2.0, id="broken")
     fit = perfmodel.fit_runs([*rows()[:3], rows()[4], slow], profile=BASE)

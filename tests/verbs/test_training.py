@@ -28,6 +28,7 @@ def predictions():
 
 
 @pytest.mark.parametrize("objective", VALUE)
+@pytest.mark.slow
 def test_the_best_plan_by_an_objective_is_that_of_all_plans_predicted_one_by_one(objective, predictions):
     value = {
         prediction.plan: VALUE[objective](perfmodel.estimate_run(prediction, "1T", assume=ASSUME))

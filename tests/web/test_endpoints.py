@@ -41,6 +41,7 @@ def test_predict_is_that_of_the_command_line(post, capfd):
     assert post("predict", JOB) == (200, printed(capfd, "predict", *FLAGS))
 
 
+@pytest.mark.slow
 def test_explain_has_the_neighbours_of_the_command_line(post, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed(capfd, "predict", *FLAGS, "--save", "plan.yaml")
@@ -65,6 +66,7 @@ def test_a_plan_that_does_not_fit_gets_the_changes_of_the_command_line(post, cap
     assert "remedies" not in post("predict", job)[1]
 
 
+@pytest.mark.slow
 def test_search_prints_its_progress_by_the_line(send):
     data = json.dumps(SMALL)
     accept = {"Content-Type": "application/json", "Accept": "application/x-ndjson"}

@@ -493,6 +493,7 @@ def test_every_network_loads_with_its_defaults_or_a_batch():
         ("dlrm", {"rows": (3, 4)}, "bags=26: must be one for each of the 2 tables"),
     ],
 )
+@pytest.mark.slow
 def test_bad_input_is_one_sentence(name, sizes, sentence):
     with pytest.raises(InputError) as error:
         load_network(name, **sizes)

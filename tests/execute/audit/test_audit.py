@@ -223,6 +223,7 @@ def test_the_verb_prints_both_counts_and_leaves_with_0(tmp_path, capfd, counting
 
 
 @pytest.mark.usefixtures("audits_share_a_process")
+@pytest.mark.slow
 def test_a_program_that_exceeds_its_chip_is_reported(tmp_path, capfd, monkeypatch):
     """Counted at a tiny size: what is predicted has another chip."""
     path = tmp_path / "plan.yaml"

@@ -145,6 +145,7 @@ def test_tokens_sent_as_counts_say_audit_clean(name, counting):
     assert len({sum(rank_counts.flops.values()) for rank_counts in counted}) > 1
 
 
+@pytest.mark.slow
 def test_rows_that_experts_get_unevenly_audit_clean(counting):
     """In turn, as evenly as they go."""
     plan = tiny_plan(8, model=tiny("mixtral", num_hidden_layers=2), ep=4, seq_len=9)

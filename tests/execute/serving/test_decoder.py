@@ -52,6 +52,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize("variant", mostly_slow(["sparse", *STATE_VARIANTS, *VARIANTS, *EXPERT_VARIANTS, "glm-5"], quick=7))
+@pytest.mark.slow
 def test_cached_steps_equal_the_uncached_pass(variant):
     """Sequences of different lengths: prompts whole, in chunks, and token by token, in the same steps."""
     config = tiny(variant)
@@ -85,6 +86,7 @@ def test_parameters_are_those_of_the_configuration(config):
     assert sizes == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
 
 
+@pytest.mark.slow
 def test_sinks_take_a_share_of_every_softmax():
     """Against a softmax written out, in a layer with a window and one without; tokens one by one as well as together."""
     config = tiny(**GPT_OSS)

@@ -53,6 +53,7 @@ def test_counts_are_those_of_the_formulas(groups):
         assert 0 <= step.spread <= max(step.times) - min(step.times)
 
 
+@pytest.mark.slow
 def test_wrong_logits_end_the_run(groups, monkeypatch):
     monkeypatch.setattr("perfmodel.execute.serving.run.LOGIT_TOLERANCE", 0.0)
     with pytest.raises(RunError, match="differ from the uncached forward pass"):

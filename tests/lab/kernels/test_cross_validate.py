@@ -63,6 +63,7 @@ def held_out_errors(name):
 
 
 @pytest.mark.parametrize(("name", "most"), [("matmul", 0.03), ("attention", 0.02), ("collective", 0.03)])
+@pytest.mark.slow
 def test_planted_parameters_predict_the_shapes_left_out(name, most):
     assert np.median(held_out_errors(name)) < most
 
@@ -74,6 +75,7 @@ def test_noise_shows_as_it_is():
     assert 0.07 < np.median(errors) < 0.16  # the median of |N(0, .15)| is .10
 
 
+@pytest.mark.slow
 def test_cross_validation_is_deterministic():
     np.testing.assert_array_equal(held_out_errors("collective"), KERNELS["collective"].held_out_errors())
 

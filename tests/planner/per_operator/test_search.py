@@ -104,6 +104,7 @@ def test_the_search_finds_the_least_of_all_plans(zero):
 
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer", "resnet50"])
+@pytest.mark.slow
 def test_no_strategy_beats_the_search_and_none_its_bound(name):
     sizes = {"transformer": {"layers": 1}}.get(name, {})
     searcher = planner(load_network(name, **sizes), 8, cluster="pase-2080ti")

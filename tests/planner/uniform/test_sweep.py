@@ -129,6 +129,7 @@ FRAMEWORKS = [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("
         [*((*framework, "time") for framework in FRAMEWORKS), (*FRAMEWORKS[0], "memory")],
     ),
 )
+@pytest.mark.slow
 def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, layers, batch, only):
     job = make_job(make_model(num_hidden_layers=layers), batch=batch)
     estimator = estimator_of(job, chips=8, profile=profile)

@@ -182,6 +182,7 @@ def test_one_expert_a_token_scores_after_the_choice_and_biases():
 
 
 @pytest.mark.parametrize("run", [*LOOPS[:2], *STACKED[2:]], ids=lambda run: run.__name__)
+@pytest.mark.slow
 def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
     """Where torch knows sizes by values alone (how many tokens chose an expert) the shares are even: 2 FLOP a weight that a token meets."""
     graph = run_by(run)

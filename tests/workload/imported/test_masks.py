@@ -59,6 +59,7 @@ def test_a_mask_made_of_sizes_alone_is_read(mask, reach, num_keys):
     assert seen(imported(net(mask))) == [SeenKeys(reach=reach, num_keys=num_keys)]
 
 
+@pytest.mark.slow
 def test_what_a_mask_says_is_a_field_of_the_model():
     model = decoder_of(imported(net(window(8), window(8))))
     assert (model.sliding_window, model.full_attention_every) == (8, 0)
