@@ -208,7 +208,7 @@ class _Step:
             draw(gaps[i])
             if (key := (kind, chunk, i == last)) not in drawn:
                 drawn[key] = self.drawn(stage, *key, of_pass[kind, chunk], outside)
-            part = "forward" if kind == FORWARD else "backward"
+            part = {FORWARD: "forward", WEIGHT_GRADIENT: "weight_gradients"}.get(kind, "backward")
             name = f"{_PASS_NAMES[kind]} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             passes.append(Span(name, part, _COMPUTE, "", draw(drawn[key]), start=pieces[-1][0]))
         draw(_in_order([*gaps[-1], *self.span(_WAIT, self.wait), *outside["after"]]))

@@ -36,6 +36,7 @@ GIB = 2.0**30
 
 _COLOURS = read_yaml(Path(__file__).with_name("colours.yaml"))
 PART_COLOURS: dict[str, str] = _COLOURS["parts"]
+PASS_COLOURS: dict[str, str] = _COLOURS["passes"]
 MEMORY_COLOURS: dict[str, str] = _COLOURS["memory"]
 SERVING_COLOURS: dict[str, str] = {**MEMORY_COLOURS, **_COLOURS["serving"]}
 MARK_COLOURS: dict[str, str] = _COLOURS["marks"]

@@ -26,7 +26,7 @@ from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report import predictions, searches, serving, serving_searches
 from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
+from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, PASS_COLOURS, SERVING_COLOURS, time_scale
 from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Mark, Markup, Part, anchor, area, bars, legend, scatter, schedule, section_html
 from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
@@ -205,8 +205,8 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     cut = "; the begin and the end of the step" if len(windows) > 1 else ""
     yield Text(f"{predictions.schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
     for first, last in windows:
-        yield schedule(timelines, PART_COLOURS, start=first, end=last, scale=scale, unit=unit)
-    yield Markup(legend(("forward", "backward"), PART_COLOURS))
+        yield schedule(timelines, PASS_COLOURS, start=first, end=last, scale=scale, unit=unit)
+    yield Markup(legend(tuple(dict.fromkeys(span.part for span in timelines[-1].passes)), PASS_COLOURS))
     text, idle = times_like(step_time), {timeline.stage: timeline.parts.get("pipeline_bubble", 0.0) for timeline in timelines}
     rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle.items())
     yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=rows, right=("bubble", "share"))
