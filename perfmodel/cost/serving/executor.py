@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, EngineMemory
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.measurement import ANCHORS, StepShape
+from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.cache import UPDATE_KERNELS
@@ -75,11 +75,12 @@ def _machine(cluster: Cluster, calibration: Calibration, dtype: Dtype, peak: str
 
 
 def anchor_times(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dtype.FP32) -> dict[str, float]:
-    """Return the calibrated time of each reference product of `ANCHORS`. [s]"""
+    """Return the calibrated time of each reference product of `ANCHOR_ROWS`. [s]"""
+    outputs, inputs = ANCHOR_WEIGHT
     machine, size = _machine(cluster, calibration, dtype, WEIGHT_BANDWIDTH), float(itemsize(dtype))
     return {
         name: float(matmul_time(batch=1.0, m=rows, n=outputs, k=inputs, itemsize=size, machine=machine))
-        for name, (rows, outputs, inputs) in ANCHORS.items()
+        for name, rows in ANCHOR_ROWS.items()
     }
 
 

@@ -30,7 +30,7 @@ from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.parallel.serving.measurement import ANCHORS, StepCounts, StepShape
+from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
 #: Time for each reference product in a round. [s]
@@ -114,12 +114,12 @@ def measure_on_rank(
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
-    anchors: list[dict[str, float]] = []
+    watch, anchors = Stopwatch(worker.device), list[dict[str, float]]()
     references: dict[str, Kernel] = {}
     if worker.device == "cpu" and worker.world_size == 1:
-        references = {name: next(weight_kernels((n, k), dtype, "cpu", [m])) for name, (m, n, k) in ANCHORS.items()}
+        kernels = weight_kernels(ANCHOR_WEIGHT, dtype, "cpu", tuple(ANCHOR_ROWS.values()))
+        references = dict(zip(ANCHOR_ROWS, kernels, strict=True))
     for index in range(rounds):
-        watch = Stopwatch(worker.device)
         anchors.append({name: watch.time(reference.call, budget=ANCHOR_BUDGET) for name, reference in references.items()})
         for position, shape in enumerate(shapes):
             for repeat in range(repeats + 1):

@@ -11,9 +11,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import CollectiveCount
 from perfmodel.workload.config import TransformerConfig
 
-#: Rows, outputs and inputs of the reference products, which measure the current speed of the machine as decode (bound by memory) and as
-#: prefill (bound by FLOP/s) meet it; their weights are read from memory.
-ANCHORS = {"decode": (8, 2816, 1024), "prefill": (256, 2816, 1024)}
+#: Outputs and inputs of the reference products, and their rows: they measure the current speed of the machine as decode (bound by memory)
+#: and as prefill (bound by FLOP/s) meet it. Their weights are read from memory.
+ANCHOR_WEIGHT, ANCHOR_ROWS = (2816, 1024), {"decode": 8, "prefill": 256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class ServingMeasurement:
     dtype           of weights and cache
     logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan if not checked
     busy_fraction   share of the machine's processors used by other processes; 0 if the system does not report it
-    anchors         time of each reference product of `ANCHORS` between the rounds; none where the steps are not predicted [s]
+    anchors         time of each reference product of `ANCHOR_ROWS` between the rounds; none where the steps are not predicted [s]
     """
 
     model: TransformerConfig
@@ -147,7 +147,7 @@ class ServedComparison:
     """Measured steps with their predictions by the machine's calibration.
 
     steps   none for a run that is not predicted (tp > 1)
-    drifts  measured over calibrated time of each reference product of `ANCHORS`: slowdown of the machine since its calibration
+    drifts  measured over calibrated time of each reference product of `ANCHOR_ROWS`: slowdown of the machine since its calibration
     """
 
     measurement: ServingMeasurement
