@@ -122,7 +122,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
         if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
             rows = replace(rows, once=_once(plan, routing, expert_rank(plan, coordinates), mean))
         estimator = replace(estimator, programs=replace(estimator.programs, rank_rows=rows, compiled=Compiled()))
-    program = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
+    program = estimator.programs.program_of(plan)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
         [plan.order],
@@ -168,7 +168,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     joins = is_unfused and plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
     if not (is_part or joins):
         return estimator
-    kept = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher).derivation
+    kept = estimator.programs.program_of(plan).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp if is_part else plan.job.seq_len
     copies = _Copies(
         queries=joins,

@@ -215,7 +215,7 @@ class Interleaved(Schedule):
         return _live_groups(chunks, num_ranks, ahead)
 
 
-class ZeroBubble(Schedule):
+class ZeroBubble(Interleaved):
     """Interleaved, with backward in two passes: gradients of inputs at once, gradients of weights later, where the rank would idle.
 
     ZB-H1 for one virtual stage. Warm-up: (p - i - 1) + (v - 1) p forwards; i gradients of weights are postponed.
@@ -241,9 +241,8 @@ class ZeroBubble(Schedule):
         Even stages: m c + (p - 1) (f + b - 2 w) / v. Exact if w <= min(f, b - w), else too low by 6 % at most; within 1 % if only the last
         stage is longer by a fifth, within 10 % for stages that differ by a factor of two.
         """
-        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
-        once = ((times.total_forward + times.total_backward) - times.total_weights) - (p - 2.0) * times.slowest_weights
-        return (once / v + (m - 1.0 / v) * times.slowest) + (p - 1.0) * times.unequal * (m / p)
+        filled = times.total_weights + (pipeline.num_ranks - 2.0) * times.slowest_weights
+        return super().time(times, pipeline) - filled / pipeline.virtual_stages
 
     def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
         """h n + (2 ((p - 1) + (m v - 1) - ceil((m v - 1) / p)) - n) max(0, h - c / 6),   n = 4 (p - 1) + p (v - 1) - 2 (m = p)
@@ -263,9 +262,6 @@ class ZeroBubble(Schedule):
     def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
         """i + 1; none in the first virtual stage, whose inputs need no gradient."""
         return np.where((np.asarray(rank) > 0.0) | (np.asarray(pipeline.virtual_stages) > 1.0), rank + 1.0, 0.0)
-
-    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
-        return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
         rows = _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)

@@ -159,7 +159,7 @@ class RegionTimes:
     free_forward, free_backward   the same, less the time in which the region's own collectives occupy inter-node links. Parameter
                                   collectives need these links and overlap only with the rest. Empty if no collective occupies them.
     ends   extra time of both passes without a concurrent micro-batch; empty if the schedule pairs none
-    weights   part of backward that computes gradients of weights; empty if they are not computed separately
+    weights   part of backward that computes gradients of weights; empty if no schedule postpones them
     """
 
     forward: tuple[Any, ...]
@@ -271,8 +271,9 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         times = np.maximum(times, carried / micro.host_bandwidth)
     forward, backward = times
     ends = () if alone is None else tuple(np.maximum((alone[0] + alone[1]) - (forward + backward), 0.0))
-    separate = micro.weight_gradients
-    weights = () if separate is None else tuple(separate[::2] + separate[1::2])
+    weights: tuple[Any, ...] = ()
+    if micro.program.splits_backward and micro.weight_gradients is not None:
+        weights = tuple(micro.weight_gradients[::2] + micro.weight_gradients[1::2])
     region_times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends, weights=weights)
     if micro.between_nodes is None:
         return region_times

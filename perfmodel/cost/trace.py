@@ -83,11 +83,7 @@ class Span(NamedTuple):
 RegionSpans = list[dict[str, list[Span]]]
 
 _PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradients", WEIGHT_GRADIENT: "weight gradients"}
-
-
-def _kinds_of(plan: Plan) -> tuple[str, ...]:
-    """Return the kinds of passes of a plan's schedule, in order. Activations stay until the last one, which also reduces gradients."""
-    return (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT) if plan.schedule.splits_backward else (FORWARD, BACKWARD)
+_PASS_PARTS = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "backward", WEIGHT_GRADIENT: "weight_gradients"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,8 +160,8 @@ class _Step:
         drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
         self.passes = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
         self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
-        self.kinds = _kinds_of(plan)
-        times = dict(zip(self.kinds, _times_of_passes(columns.regions, splits=plan.schedule.splits_backward), strict=True))
+        times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
+        self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
         starts = pass_starts(self.passes, lengths, hop=scalar(columns.hop) if p > 1 else 0.0)
         ends = [
@@ -208,7 +204,7 @@ class _Step:
             draw(gaps[i])
             if (key := (kind, chunk, i == last)) not in drawn:
                 drawn[key] = self.drawn(stage, *key, of_pass[kind, chunk], outside)
-            part = {FORWARD: "forward", WEIGHT_GRADIENT: "weight_gradients"}.get(kind, "backward")
+            part = _PASS_PARTS[kind]
             name = f"{_PASS_NAMES[kind]} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             passes.append(Span(name, part, _COMPUTE, "", draw(drawn[key]), start=pieces[-1][0]))
         draw(_in_order([*gaps[-1], *self.span(_WAIT, self.wait), *outside["after"]]))
@@ -375,7 +371,7 @@ def _by_part(spans: Iterable[Span]) -> list[Span]:
 
 def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
     """Return the spans of each kind of pass of each region (backward with recomputation), in order, host time last. [s]"""
-    program, kinds = columns.plans.program, _kinds_of(plan)
+    program = columns.plans.program
     apart = set()
     if plan.schedule.splits_backward and (rows := program.weight_gradients) is not None:
         products = (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution)
@@ -395,8 +391,8 @@ def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> Regi
         backward = repeated + ordered(i, ("backward",))[::-1]
         weights = [span for span in backward if _first_name(span.name) in apart]
         backward = [span for span in backward if _first_name(span.name) not in apart]
-        of_region = dict(zip(kinds, (forward, backward, weights), strict=False))
-        for kind, by_region in zip(kinds, times, strict=True):
+        of_region = dict(zip(times, (forward, backward, weights), strict=False))
+        for kind, by_region in times.items():
             host = by_region[i] - sum(span.time for span in of_region[kind] if not span.hidden)
             if host > 1e-12 * by_region[i]:
                 of_region[kind].append(Span("host", "host", _IDLE, "", host))
@@ -404,13 +400,14 @@ def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> Regi
     return spans
 
 
-def _times_of_passes(regions: RegionTimes, *, splits: bool) -> list[list[float]]:
-    """Return the time of each region in each kind of pass. [s]"""
+def _times_of_passes(regions: RegionTimes, *, splits: bool) -> dict[str, list[float]]:
+    """Return the time of each region in each kind of pass, in their order; activations stay until the last, which reduces gradients. [s]"""
     forward, backward = ([scalar(time) for time in times] for times in (regions.forward, regions.backward))
     if not splits:
-        return [forward, backward]
+        return {FORWARD: forward, BACKWARD: backward}
     weights = [scalar(time) for time in regions.weights]
-    return [forward, [time - later for time, later in zip(backward, weights, strict=True)], weights]
+    inputs = [time - later for time, later in zip(backward, weights, strict=True)]
+    return {FORWARD: forward, INPUT_GRADIENT: inputs, WEIGHT_GRADIENT: weights}
 
 
 def _first_name(name: str) -> str:

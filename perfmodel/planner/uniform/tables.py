@@ -176,25 +176,21 @@ def _microbatch_part(
     microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
     micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
     shape = (num_keys, num_sizes)
-    stacked, ends, weights, postponed, kept, peaks, forward, run_ahead = [], [], [], [], [], [], [], []
+    stacked, peaks, forward, run_ahead = [], [], [], []
+    by_region: dict[str, list[list[Array]]] = {"ends": [], "weights": [], "postponed": [], "kept": []}
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
-        ends.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.ends])
-        weights.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.weights])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
-        postponed.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.postponed])
-        kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
+        for rows, values in zip(by_region.values(), (times.ends, times.weights, terms.postponed, terms.kept), strict=True):
+            rows.append([np.broadcast_to(value, num_keys * num_sizes).reshape(shape) for value in values])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
         forward.append([values.reshape(shape) for values in terms.forward])
         run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
     return MicrobatchTable(
         program=program,
         times=np.array(stacked).swapaxes(0, 1),
-        ends=np.array(ends).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
-        weights=np.array(weights).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
-        postponed=np.array(postponed).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
-        kept=np.array(kept).swapaxes(0, 1),
+        **{name: np.array(rows).reshape(len(recomputes), -1, *shape).swapaxes(0, 1) for name, rows in by_region.items()},
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
         forward=np.array(forward).swapaxes(0, 1),
