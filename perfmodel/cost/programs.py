@@ -128,7 +128,7 @@ class Programs:
 
     def having(self, plan: Plan, program: Program) -> Programs:
         """Return the programs of the same graphs with this program for plans like `plan`."""
-        key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, plan.schedule.splits_backward, self.recomputes)
+        key = (plan.sharding, plan.attention, plan.recompute_operators, plan.dispatcher, plan.schedule.splits_backward, self.recomputes)
         return replace(self, compiled=Compiled(programs={key: program}, graphs=self.compiled.graphs))
 
     def program_of(self, plan: Plan) -> Program:

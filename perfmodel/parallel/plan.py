@@ -52,12 +52,11 @@ class Plan:
 
     stage_layers[k] is the number of layers of virtual stage k, in model order; the stage is on pipeline rank k % pp.
 
-    rules        axes of the layout that shard each dim of the operators
+    sharding     rules: axes of the layout that shard each dim of the operators; or an assignment: a sharding per operator over a mesh of
+                 the chips of each of `pp` stages. The other axes of the layout are then 1, and a micro-batch is that of all chips of a stage
     ep, etp, dispatcher   of a model with experts: expert-parallel ranks, tensor-parallel ranks inside an expert (`algebra/folding.py`),
                  and the dispatch of tokens
     profile      the assumed framework with its stated settings (`parallel/framework_ref.py`)
-    assignment   a sharding per operator, in place of rules, over a mesh of the chips of each of `pp` stages. The other axes of the
-                 layout are then 1, and a micro-batch is that of all chips of a stage together
     """
 
     job: TrainingJob
@@ -65,7 +64,7 @@ class Plan:
     num_chips: int
     layout: ParallelLayout
     order: tuple[str, ...]
-    rules: RuleSet
+    sharding: RuleSet | Assignment
     zero: ZeroStage
     micro_batch: int
     recompute: Recompute
@@ -76,7 +75,6 @@ class Plan:
     attention: AttentionKernel
     profile: str
     calibration: str = ""
-    assignment: Assignment | None = None
     ep: int = 1
     etp: int = 1
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
@@ -85,14 +83,21 @@ class Plan:
         check_plan(self)
 
     @property
+    def rules(self) -> RuleSet:
+        """The rules that shard all operators. Raises InputError for a plan with an assignment."""
+        if isinstance(self.sharding, Assignment):
+            raise bad_field("rules", self.rule_set, "the plan gives the sharding of each operator", "use a plan with rules")
+        return self.sharding
+
+    @property
     def rule_set(self) -> str:
         """The name of the rules."""
-        return self.rules.name
+        return "assignment" if isinstance(self.sharding, Assignment) else self.sharding.name
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the residual stream is sharded over tp."""
-        return self.layout.tp > 1 and self.rules.scatters_residual
+        """Whether rules shard the residual stream over tp."""
+        return isinstance(self.sharding, RuleSet) and self.layout.tp > 1 and self.sharding.scatters_residual
 
     @property
     def framework(self) -> FrameworkRef:
@@ -113,11 +118,16 @@ class Plan:
         return self.job.global_batch // (self.layout.data_parallel * self.micro_batch)
 
     @property
+    def assignment(self) -> Assignment | None:
+        """The sharding of each operator; None for a plan with rules."""
+        return self.sharding if isinstance(self.sharding, Assignment) else None
+
+    @property
     def cuts(self) -> Assignment:
-        """The sharding of each operator, of a plan with an assignment. Raises InputError for a plan with rules."""
-        if self.assignment is None:
+        """The sharding of each operator. Raises InputError for a plan with rules."""
+        if isinstance(self.sharding, RuleSet):
             raise bad_field("rules", self.rule_set, "shard all operators; this plan gives the sharding of each", "use one of those")
-        return self.assignment
+        return self.sharding
 
     def hash(self) -> str:
         """Return twelve hex digits that identify the plan, the same on every machine."""
@@ -125,7 +135,7 @@ class Plan:
         import json
 
         content = plan_to_dict(self)
-        if self.assignment is None and is_shipped(self.rules):
+        if isinstance(self.sharding, RuleSet) and is_shipped(self.sharding):
             del content["rules"]  # the name, which `rule_set` holds too
         if self.job.train == FULL_TRAINING:
             del content["job"]["train"]  # keeps the hashes of plans from before this field existed
@@ -173,9 +183,9 @@ def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
 
 def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the sharding of operators: rules, or an assignment."""
-    if plan.assignment is None:
-        return {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
-    return {"assignment": plan.assignment.to_dict()}
+    if isinstance(plan.sharding, Assignment):
+        return {"assignment": plan.sharding.to_dict()}
+    return {"rules": plan.rule_set if is_shipped(plan.sharding) else plan.sharding.to_dict(), "rule_set": plan.rule_set}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:
@@ -184,8 +194,8 @@ def _knobs_of(plan: Plan) -> dict[str, Any]:
     for name in plan_keys():
         if name in EXPERT_KNOBS and not plan.has_experts:
             continue
-        value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name)
-        knobs[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
+        value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, "rule_set" if name == "rules" else name)
+        knobs[name] = str(value) if isinstance(value, str) else value
     return knobs | {"zero": int(plan.zero)}
 
 
@@ -367,7 +377,7 @@ def assigned_plan(
         num_chips=assignment.num_stages // virtual_stages * assignment.num_chips,
         layout=ParallelLayout(pp=max(1, assignment.num_stages // virtual_stages)),
         order=DEFAULT_ORDER,
-        rules=_ASSIGNED,
+        sharding=assignment,
         zero=ZeroStage(zero),
         micro_batch=micro_batch,
         recompute=_chosen(Recompute, "recompute", recompute),
@@ -378,12 +388,7 @@ def assigned_plan(
         attention=_chosen(AttentionKernel, "attention", attention),
         profile=text_of(profile, "profile", "its name"),
         calibration=text_of(calibration, "calibration", "its name, or nothing"),
-        assignment=assignment,
     )
-
-
-#: Placeholder for the rules of a plan with an assignment.
-_ASSIGNED = RuleSet(name="assignment", rules={}, source="each operator has a sharding of its own")
 
 
 def _check_degrees(plan: Plan) -> None:
@@ -526,7 +531,7 @@ def make_plan(
         cluster=cluster,
         num_chips=num_chips,
         layout=layout,
-        rules=_rules(chosen.get("rules"), chosen.get("sequence_parallel"), tp),
+        sharding=_rules(chosen.get("rules"), chosen.get("sequence_parallel"), tp),
         zero=ZeroStage(zero),
         recompute_operators=operators,
         stage_layers=stage_layers,
@@ -538,7 +543,7 @@ def make_plan(
 
 #: Knobs that a plan holds unchanged.
 _AS_GIVEN = {
-    name: knob for name, knob in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
+    name: knob for name, knob in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"zero"}
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def expected_times(estimator: Estimator, plans: Sequence[Plan], ensemble: Sequen
     batches: dict[Hashable, list[int]] = {}
     for index, plan in enumerate(plans):
         program = (  # plans of one program are its columns
-            plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
+            plan.sharding, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
             plan.order, plan.ep, plan.etp, plan.dispatcher,
         )  # fmt: skip
         batches.setdefault(program, []).append(index)

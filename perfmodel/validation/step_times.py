@@ -79,7 +79,7 @@ class StepTimes:
             job, plan = run.planned.plan.job, run.planned.plan
             key = (
                 (job.transformer, job.seq_len, job.precision, job.optimizer), behaviours, run.planned.hardware, run.planned.matmul_dtype,
-                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
+                plan.sharding, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
                 plan.schedule, plan.order, plan.sequence_parallel,
             )  # fmt: skip
             batches.setdefault(key, []).append(position)

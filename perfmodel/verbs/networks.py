@@ -481,7 +481,7 @@ def placed_on_tiers(plan: Plan, setting: Setting) -> Plan:
     """Return the plan for a cluster with fewer network tiers than the plan's: axes beyond the outermost tier move to it."""
     outermost = len(setting.estimator.machine.tier_sizes) - 1
     axes = tuple(replace(axis, tier=min(axis.tier, outermost)) for axis in plan.cuts.axes)
-    return replace(plan, assignment=replace(plan.cuts, axes=axes))
+    return replace(plan, sharding=replace(plan.cuts, axes=axes))
 
 
 def load_network_plan(plan: Plan | Name) -> Plan:

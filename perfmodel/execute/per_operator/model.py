@@ -49,7 +49,7 @@ def one_process(network: Graph, plan: Plan) -> Plan:
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.cuts.held}
     unsharded = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
     alone: dict[str, Any] = {"layout": ParallelLayout(), "schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_stages": 1}
-    return replace(plan, num_chips=1, zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=unsharded, **alone)
+    return replace(plan, num_chips=1, zero=ZeroStage.NONE, recompute=Recompute.NONE, sharding=unsharded, **alone)
 
 
 def index_limit(network: Graph, tensor: str) -> int:

@@ -52,7 +52,7 @@ def random_runnable_plan(name: str, seed: int) -> Plan:
         refused = unshardable_dims(user.imported.graph.vertices[number], user.arguments(number))
         uncut = {part for dim in refused for part, _ in user.imported.dims_of(number, dim)}
         shardings[operator] = {part: axes for part, axes in sharding.items() if part not in uncut}
-    plan = replace(plan, assignment=replace(plan.cuts, shardings=shardings))
+    plan = replace(plan, sharding=replace(plan.cuts, shardings=shardings))
     check_module_plan(user, plan)
     return plan
 
@@ -86,6 +86,6 @@ def test_what_is_not_run_is_refused_by_operator_dim_and_axis():
     user = UserModule.read(module.name, module.inputs)
     plan = random_plan(user.network, TWO, 0)
     shardings = {name: {} for name in plan.cuts.shardings}
-    cut = replace(plan, assignment=replace(plan.cuts, shardings=shardings | {"lstm": {"e": ("p",)}}, held={}))
+    cut = replace(plan, sharding=replace(plan.cuts, shardings=shardings | {"lstm": {"e": ("p",)}}, held={}))
     with pytest.raises(InputError, match=r"operator lstm \(aten.lstm.input\), dim e, axis p: is not run with this dim cut; use a plan"):
         check_module_plan(user, cut)
