@@ -165,7 +165,7 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
         (
             row.labels.model,
             row.labels.chip,
-            str(row.planned.plan.tp if row.planned else ""),
+            str(row.planned.layout.to_dict()["tp"] if row.planned else ""),
             f"{row.case.measured('request_latency'):.3f}",
             f"{row.predicted['request_latency']:.3f}",
             f"{100 * row.error('request_latency'):+.1f}",

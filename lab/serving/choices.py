@@ -51,7 +51,7 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
     for row in rows:
         if row.kind != "serving" or row.planned is None or row.id not in predicted or not row.is_scored:
             continue
-        job, chips = row.planned.job, row.planned.plan.num_chips
+        job, chips = row.planned.job, row.planned.layout.num_chips
         tokens = (job.concurrency or 1) * job.output_len.mean
         metrics = predicted[row.id]
         key = [getattr(row.labels, name) for name in ("source", "framework", "model", "chip", "precision")]

@@ -105,7 +105,7 @@ def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
     names = ["step_time", "sequence_time"]
     if has_load:
         names += ["request_time", "lockstep", "border_steps"]
-    if sum(row.planned is not None and row.planned.plan.tp > 1 for row in rows) >= LEAST_RUNS:
+    if sum(row.planned is not None and (row.planned.layout.to_dict()["tp"] or 1) > 1 for row in rows) >= LEAST_RUNS:
         names += ["rank_skew_time"]
     if not engine.host.has_graphs:
         names += ["launch_time"]

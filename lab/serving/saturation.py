@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.foundation.grouping import grouped
+from perfmodel.parallel.serving.plan import Pools, ServingLayout
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.serving.predict import Estimators
 
@@ -66,12 +67,12 @@ def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
     for row in rows:
         if row.planned is None or not row.is_predicted or row.kind != "serving" or row.case.suspect:
             continue
-        if row.planned.plan.pools is not None or row.planned.job.speculation is not None:
+        if isinstance(row.planned.layout, Pools) or row.planned.job.speculation is not None:
             continue
         clients = float(row.planned.job.concurrency or 0)
         running = clients * (1.0 - row.case.measured("ttft") / row.case.measured("request_latency"))
         if running <= (1.0 - _WAIT) * clients:
-            saturated.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.plan.replicas))
+            saturated.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.layout.replicas))
     return saturated
 
 
@@ -93,8 +94,9 @@ def admission_limited(runs: Sequence[Saturated]) -> set[str]:
 
 def running_in_benchmark(row: ServingRow, estimators: Estimators) -> float:
     """Return c (1 - TTFT / latency) of a benchmark whose clients start together on an empty engine."""
-    assert row.planned is not None
     planned = row.planned
+    assert planned is not None
+    assert isinstance(planned.layout, ServingLayout)
     prediction, clients = estimators.predict(planned), planned.job.concurrency or 1
-    seen = simulate_replicas(estimators.of(planned), prediction)
+    seen = simulate_replicas(estimators.of(planned), prediction, planned.layout)
     return clients * (1.0 - seen.ttft.mean / seen.request_latency.mean)

@@ -52,8 +52,8 @@ class Plan:
 
     stage_layers[k] is the number of layers of virtual stage k, in model order; the stage is on pipeline rank k % pp.
 
-    sharding     rules: axes of the layout that shard each dim of the operators; or an assignment: a sharding per operator over a mesh of
-                 the chips of each of `pp` stages. The other axes of the layout are then 1, and a micro-batch is that of all chips of a stage
+    sharding     rules: axes of the layout that shard each dim of the operators; or an assignment: a sharding per operator, over a mesh of
+                 the chips of each of `pp` stages. The other axes are then 1, and a micro-batch is that of all chips of a stage
     ep, etp, dispatcher   of a model with experts: expert-parallel ranks, tensor-parallel ranks inside an expert (`algebra/folding.py`),
                  and the dispatch of tokens
     profile      the assumed framework with its stated settings (`parallel/framework_ref.py`)

@@ -13,7 +13,7 @@ from perfmodel.parallel.rows import prediction_row
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities, Waterfall
 from perfmodel.report.predictions import short_plan_text, workload_line
-from perfmodel.report.serving import service_line, short_plan
+from perfmodel.report.serving import service_line, short_layout
 from perfmodel.report.serving_rows import serving_row
 from perfmodel.report.table import Table, bar, percent, table_of_rows
 from perfmodel.uncertainty.sensitivity import STEP
@@ -56,7 +56,7 @@ def job_text(prediction: Prediction | ServingPrediction) -> str:
 
 
 def _plan(prediction: Prediction | ServingPrediction) -> str:
-    return short_plan_text(prediction.plan) if isinstance(prediction, Prediction) else short_plan(prediction.plan)
+    return short_plan_text(prediction.plan) if isinstance(prediction, Prediction) else short_layout(prediction.plan.layout)
 
 
 def time_text(metric: str, time: float) -> str:

@@ -24,7 +24,7 @@ from perfmodel.parallel.rows import without_total
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
-from perfmodel.report.serving import short_plan
+from perfmodel.report.serving import short_layout
 from perfmodel.report.table import words
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def front_figure(result: ServingSearchResult, title: str) -> Figure:
     axes.plot(*zip(*spots, strict=True), color="#BBBBBB", linewidth=1.0, zorder=1)
     layouts: dict[str, list[tuple[float, float]]] = {}
     for point, spot in zip(result.pareto, spots, strict=True):
-        layouts.setdefault(f"{short_plan(point.plan)}, {point.quantization}", []).append(spot)
+        layouts.setdefault(f"{short_layout(point.layout)}, {point.quantization}", []).append(spot)
     for index, (label, members) in enumerate(layouts.items()):
         per_user, per_chip = zip(*members, strict=True)
         colour = _LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)]

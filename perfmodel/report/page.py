@@ -357,13 +357,14 @@ def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
     marks = []
     for point in result.pareto:
         kind = "keeps the limits" if point.meets else "breaks a limit"
-        text = f"{serving.short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n{_times(point.ttft, point.tpot)}"
+        label = f"{serving.short_layout(point.layout)}, {point.quantization}"
+        text = f"{label}, {point.concurrency:,} in flight\n{_times(point.ttft, point.tpot)}"
         marks.append(Mark(point.tokens_per_second_per_user, point.tokens_per_second_per_chip, kind, text, is_front=True))
     ranked = [("best plan", "best plan", result.best)]
     ranked += [("without a search", baseline.name, plan) for baseline in result.baselines for plan in baseline.plans]
     for kind, name, plan in ranked:
         prediction = plan.prediction
-        text = f"{name}: {serving.short_plan(plan.plan)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
+        text = f"{name}: {serving.short_layout(plan.plan.layout)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
         marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
     limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")

@@ -13,7 +13,7 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.rows import without_total
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
@@ -169,13 +169,12 @@ def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
     return [("energy", f"{energy:,.2f} kWh, {carbon:,.2f} kg CO2e a million output tokens, if chips draw the power of training")]
 
 
-def short_plan(plan: ServingPlan) -> str:
-    """Return a short label for tables, such as `tp 4, ep 8 x 2`; for disaggregated plans workers x chips of each pool."""
-    if plan.pools is not None:
-        prefill_plan, decode_plan = plan.pools.prefill, plan.pools.decode
-        prefill, decode = plan.pools.prefill_workers, plan.pools.decode_workers
-        return f"prefill {prefill}x{prefill_plan.chips_per_replica}, decode {decode}x{decode_plan.chips_per_replica}"
-    label = plan.label().replace(f", {plan.replicas} replicas", f" x {plan.replicas}").replace("attention dp", "attn dp")
+def short_layout(layout: ServiceLayout) -> str:
+    """Return a short label for tables, such as `tp 4, ep 8 x 2`; of two pools workers x chips of each."""
+    if isinstance(layout, Pools):
+        prefill, decode = layout.prefill.chips_per_replica, layout.decode.chips_per_replica
+        return f"prefill {layout.prefill_workers}x{prefill}, decode {layout.decode_workers}x{decode}"
+    label = layout.label().replace(f", {layout.replicas} replicas", f" x {layout.replicas}").replace("attention dp", "attn dp")
     return label.removeprefix("tp 1, ")
 
 
@@ -203,7 +202,7 @@ def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) ->
 
 
 def _running(prediction: ServingPrediction) -> str:
-    replicas = prediction.plan.replicas
+    replicas = prediction.plan.layout.replicas
     scope = " in each replica" if replicas > 1 else ""
     shown = _sequences(prediction.running)
     text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{scope}"

@@ -13,7 +13,7 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
-from perfmodel.report.serving import TIMES, limits_object, short_plan, throughput_object
+from perfmodel.report.serving import TIMES, limits_object, short_layout, throughput_object
 from perfmodel.report.table import Table, table_of_rows, words
 
 _HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
@@ -97,7 +97,7 @@ class ServiceLine:
 
     @property
     def plan(self) -> str:
-        return "" if self.result is None else short_plan(self.result.plan)
+        return "" if self.result is None else short_layout(self.result.plan.layout)
 
 
 def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:

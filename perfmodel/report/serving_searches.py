@@ -7,9 +7,9 @@ from typing import Any
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServiceLayout, ServingLayout
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
-from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object, short_plan
+from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object, short_layout
 from perfmodel.report.serving_rows import cost_cell, load_cell, time_cell
 from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
@@ -54,7 +54,7 @@ def plans_table(result: ServingSearchResult) -> Table:
         rows=tuple(
             (
                 str(rank),
-                _plan_text(ranked.plan, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+                _layout_text(ranked.plan.layout, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
                 ranked.prediction.job.quantization.name,
                 *_figures(ranked),
             )
@@ -76,17 +76,20 @@ _HEADERS = ("", "plan", "weights", "in flight", "tok/s/chip", "tok/s/user", "TTF
 _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
-def _plan_text(plan: ServingPlan, result: ServingSearchResult) -> str:
-    """Return a plan for a table column, with its limit of batched tokens if the plans differ in it."""
-    return short_plan(plan) + (f", {plan.max_tokens:,} batched" if plan.max_tokens and _budgets_differ(result) else "")
+def _layout_text(layout: ServiceLayout, result: ServingSearchResult) -> str:
+    """Return a layout for a table column, with its limit of batched tokens if the plans differ in it."""
+    tokens = _max_tokens(layout)
+    return short_layout(layout) + (f", {tokens:,} batched" if tokens and _budgets_differ(result) else "")
 
 
 def _budgets_differ(result: ServingSearchResult) -> bool:
-    baselines = [ranked.plan for baseline in result.baselines for ranked in baseline.plans[:1]]
-    budgets = {
-        plan.max_tokens for plan in (*(ranked.plan for ranked in result.plans), *baselines, *(point.plan for point in result.pareto))
-    }
-    return len(budgets) > 1
+    baselines = [ranked for baseline in result.baselines for ranked in baseline.plans[:1]]
+    layouts = [*(ranked.plan.layout for ranked in (*result.plans, *baselines)), *(point.layout for point in result.pareto)]
+    return len({_max_tokens(layout) for layout in layouts}) > 1
+
+
+def _max_tokens(layout: ServiceLayout) -> int:
+    return layout.max_tokens if isinstance(layout, ServingLayout) else 0
 
 
 def _figures(ranked: RankedPlan) -> tuple[str, ...]:
@@ -131,7 +134,7 @@ def baselines_table(result: ServingSearchResult) -> Table:
             rows.append((baseline.name, "none", *("",) * 6))
             continue
         ranked = baseline.plans[0]
-        plan, fits = _plan_text(ranked.plan, result), ranked.prediction.fits
+        plan, fits = _layout_text(ranked.plan.layout, result), ranked.prediction.fits
         rows.append((baseline.name, plan, *_figures(ranked)) if fits else (baseline.name, f"{plan}: does not fit", *("",) * 6))
     headers = ("baseline", "plan", *_HEADERS[3:])
     return Table(
@@ -151,7 +154,7 @@ def front_table(result: ServingSearchResult) -> Table:
             (
                 f"{point.tokens_per_second_per_user:,.1f}",
                 rate(point.tokens_per_second_per_chip),
-                _plan_text(point.plan, result),
+                _layout_text(point.layout, result),
                 point.quantization,
                 f"{point.concurrency:,}",
                 format_time(point.ttft),
@@ -226,7 +229,9 @@ def search_object(result: ServingSearchResult) -> dict[str, Any]:
             }
             for baseline in result.baselines
         },
-        "pareto": [{"plan": point.plan.to_dict(), **picked(point, _POINT)} for point in result.pareto],
+        "pareto": [
+            {"plan": {"engine": result.best.plan.engine, **point.layout.to_dict()}, **picked(point, _POINT)} for point in result.pareto
+        ],
         "price_per_hour": result.price_per_hour or None,
     }
 

@@ -20,7 +20,7 @@ from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
@@ -127,7 +127,7 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     stem         name of the files without their endings
     """
     from perfmodel.report.serving import serving_object
-    from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+    from perfmodel.verbs.serving.plan import serving_layout
     from perfmodel.verbs.serving.setting import serving_setting
 
     saved = serving_object(prediction) if isinstance(prediction, ServingPrediction) else _prediction_in(prediction)
@@ -136,12 +136,13 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
     family = family_of(engine)
     launcher = launcher_named(to, family)
-    plan = serving_plan(setting, asked)[0] if asked.workers is None else pools_plan(setting, asked)
+    plan = setting.estimator.plan(job, serving_layout(setting, asked)[0])
     if not saved["fits"]:
         raise InputError(f"plan: {plan.label()} does not fit into the memory of {cluster.chip.name}; `perfmodel serve` lists what would")
     model, node = hub_id_of(job.model.name), cluster.chips_per_node
-    lines = launch_lines(plan, job, engine, model=model, chips_per_node=plan.num_chips if launcher.joins_nodes else node)
-    kinds = (("", plan),) if plan.pools is None else (("prefill", plan.pools.prefill), ("decode", plan.pools.decode))
+    lines = launch_lines(plan, engine, model=model, chips_per_node=plan.num_chips if launcher.joins_nodes else node)
+    pools = plan.layout
+    kinds = (("", pools),) if isinstance(pools, ServingLayout) else (("prefill", pools.prefill), ("decode", pools.decode))
     ttft, tpot = (format_time(saved[name]["mean"]) for name in ("ttft", "tpot"))
     header = [
         f"{to}, written by perfmodel: {job.model.name} on {plan.num_chips} chips of {saved['plan']['cluster']}, {plan.label()}",
@@ -188,12 +189,12 @@ def _asked(plan: Mapping[str, Any]) -> ServingRequest:
     return ServingRequest(**stored | lengths | most | {"chips": plan["num_chips"]})
 
 
-def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:
+def _worker(line: LaunchLine, layout: ServingLayout, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:
     """Return the facts of one kind of worker. options: of its command, after the model."""
     words = shlex.split(line.command)
-    options, chips = words[words.index(model) + 1 :], plan.chips_per_replica
+    options, chips = words[words.index(model) + 1 :], layout.chips_per_replica
     return {
-        **{name: getattr(plan, name) for name in _DEGREES},
+        **{name: getattr(layout, name) for name in _DEGREES},
         "role": role,
         "replicas": line.copies,
         "chips": chips,

@@ -103,7 +103,7 @@ class SystemPredictor:
 
         if isinstance(held, ServingPlan):
             setting = serving_setting(asked)
-            return predict_served(setting.estimator, setting.job, held)
+            return predict_served(setting.estimator, setting.job, held.layout)
         if not self.is_searched:
             return serve_asked(asked)[1]
         objective = "throughput" if self.metric == "throughput" else "latency"

@@ -10,7 +10,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.quantization import quantization_named
@@ -31,7 +31,7 @@ def test_one_served_load(benchmark, model, quantization, load):
         quantization=quantization_named(quantization),
         cache=Dtype.BF16,
     )
-    plan = ServingPlan(engine="vllm", tp=8)
+    plan = ServingLayout(tp=8)
     assert benchmark(lambda: of.predict(job, plan)).tpot.mean > 0
 
 

@@ -6,10 +6,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+from perfmodel.verbs.serving.plan import serving_layout
 from perfmodel.verbs.serving.setting import serving_setting
 from tests.marks import mostly_nightly
 
@@ -51,14 +51,14 @@ def answers(number, seed, kind="aggregated", at_rate=False):
         )
         setting = serving_setting(asked)
         of, job = setting.estimator, setting.job
-        chosen = serving_plan(setting, asked)[0] if asked.workers is None else pools_plan(setting, asked)
+        chosen, _ = serving_layout(setting, asked)
         if at_rate:
-            job = replace(job, rate=random.uniform(0.03, 0.95) * predict_plan(of, job, chosen).requests_per_second or None)
+            job = replace(job, rate=random.uniform(0.03, 0.95) * predict_layout(of, job, chosen).requests_per_second or None)
         printed = predict_served(of, job, chosen)
         if not printed.fits or not printed.fits_load or (at_rate and printed.is_saturated):
             continue
         assert printed.ttft.p50 is not None
-        three = (printed, with_simulation(of, printed, seed=11), predict_plan(of, job, chosen))
+        three = (printed, with_simulation(of, printed, seed=11), predict_layout(of, job, chosen))
         rows.append([[prediction.ttft.mean, prediction.tpot.mean, prediction.request_latency.mean] for prediction in three])
     return np.array(rows)
 

@@ -11,7 +11,7 @@ from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, st
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.serving import Lengths, constant
 from tests.cost.serving.test_estimate import estimator
 from tests.cost.serving.toys import simulate
@@ -32,7 +32,7 @@ def served(name):
     """Step times and scheduling of a plan of the model."""
     if name not in _MADE:
         of = estimator(name, quantization="fp8-block" if name == "deepseek-v3" else "bf16")
-        plans = [ServingPlan(engine="vllm", **PLANS[name])]
+        plans = [ServingLayout(**PLANS[name])]
         how = of.scheduling(plans)
         _MADE[name] = of.times(plans), replace(how, step_tokens=float(how.step_tokens[0]), chunked=True, lockstep=0.0)
     return _MADE[name]

@@ -9,7 +9,7 @@ from perfmodel.cost.serving.program import serving_program
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.algebra.derive import Pass
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import ServingJob, constant
 from tests.cost.serving.test_estimate import estimator
@@ -26,7 +26,7 @@ def estimator_of(model):
 
 
 def plans(*degrees, **sizes):
-    return [ServingPlan(engine="vllm", pcp=pcp, **sizes) for pcp in degrees]
+    return [ServingLayout(pcp=pcp, **sizes) for pcp in degrees]
 
 
 @MODELS
@@ -99,8 +99,7 @@ def test_long_prompts_are_quicker_the_more_share_them_and_answers_are_not(model,
         assert ttft[0] / pcp <= time <= 1.6 * ttft[0] / pcp
     for pcp in (2, 4, 8):
         alone, kept, cut = (
-            of.times([ServingPlan(engine="vllm", pcp=degree, dcp=dcp, **sizes)]).parts(8.0, 65536.0)
-            for degree, dcp in ((1, 1), (pcp, 1), (pcp, pcp))
+            of.times([ServingLayout(pcp=degree, dcp=dcp, **sizes)]).parts(8.0, 65536.0) for degree, dcp in ((1, 1), (pcp, 1), (pcp, pcp))
         )
         assert kept["attention"] == alone["attention"]
         assert alone["attention"] / pcp <= cut["attention"] < alone["attention"]
@@ -121,6 +120,6 @@ def test_weights_lie_on_every_rank_but_for_experts_and_a_cache_is_kept_or_cut(mo
         assert float(one.weights[0] - two.weights[0]) == pytest.approx(float(two.weights[0] - eight.weights[0]) / 0.75, rel=1e-9)
     assert one.sequence_bytes[0] == eight.sequence_bytes[0]
     if model in ("deepseek-v3", "llama-3.1-70b"):
-        cut = of.memory([ServingPlan(engine="vllm", pcp=8, dcp=8)], 8192.0)
+        cut = of.memory([ServingLayout(pcp=8, dcp=8)], 8192.0)
         assert cut.sequence_bytes[0] == pytest.approx(one.sequence_bytes[0] / 8, rel=1e-12)
     assert [plan.chips_per_replica for plan in plans(1, 2, 8, tp=4)] == [4, 8, 32]

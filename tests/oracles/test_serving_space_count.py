@@ -8,7 +8,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.frameworks.engine_layouts import cache_copies, check_layout
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model
 from tests.planner.serving.serving_searches import searched, serving_job
@@ -46,7 +46,7 @@ def by_hand(model, chips, engine, node=8):
             continue
         for ep in range(1, tp * dp + 1):
             try:
-                plan = ServingPlan(engine=engine.name, tp=tp, pp=pp, attention_dp=dp, ep=ep, replicas=max(copies(size, chips, node), 1))
+                plan = ServingLayout(tp=tp, pp=pp, attention_dp=dp, ep=ep, replicas=max(copies(size, chips, node), 1))
                 check_layout(model, engine, **plan.degrees)
             except InputError:
                 continue

@@ -50,7 +50,7 @@ def test_scripts_are_read_back_as_the_same_plan(served, name, engine, tmp_path):
     exported = export_service(prediction, to=engine)
     write_export(exported, tmp_path)
     pools = prediction.plan.pools
-    plans = {"": prediction.plan} if pools is None else {".prefill": pools.prefill, ".decode": pools.decode}
+    plans = {"": prediction.plan.layout} if pools is None else {".prefill": pools.prefill, ".decode": pools.decode}
     for ending, plan in plans.items():
         again, _ = served_from(tmp_path / f"serve{ending}.sh", ServingRequest())
         for degree in ("tp", "pp", "attention_dp", "ep"):

@@ -28,7 +28,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.interval import ServingBasis, intervals_of
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.serving.plan import ServingColumns, ServingPlan
+from perfmodel.parallel.serving.plan import ServiceLayout, ServingColumns, ServingLayout, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
@@ -82,7 +82,7 @@ def with_few_rows(calibration: Calibration, chip: Chip) -> Calibration:
 
 
 Array = NDArray[np.float64]
-Plans = Sequence[ServingPlan] | ServingColumns
+Layouts = Sequence[ServingLayout] | ServingColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +133,7 @@ class ServingEstimator:
 
     # --- pieces -------------------------------------------------------------------------------------------------------------------
 
-    def times(self, plans: Plans, *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
+    def times(self, plans: Layouts, *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
         """Return the step times of columns of plans; `model`: another model on the same chips, such as a draft model."""
         config, rows = model or self.model, columns_of(plans)
         degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
@@ -165,7 +165,7 @@ class ServingEstimator:
         fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
         return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
 
-    def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
+    def memory(self, plans: Layouts, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
         """Return the memory of the plans with `tokens` per sequence."""
         rows = columns_of(plans)
         draft: Any = 0.0
@@ -194,7 +194,7 @@ class ServingEstimator:
         kind = replace(self.model.main_kind, count=1, turn="")
         return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
-    def with_drafts(self, costs: ServingTimes, plans: Plans, speculation: Speculation | None) -> ServingTimes:
+    def with_drafts(self, costs: ServingTimes, plans: Layouts, speculation: Speculation | None) -> ServingTimes:
         """Return the times of verify and draft steps, with the engine's host time counted once; `costs` without speculation."""
         if speculation is None:
             return costs
@@ -205,7 +205,7 @@ class ServingEstimator:
     # --- columns ------------------------------------------------------------------------------------------------------------------
 
     def serve(
-        self, job: ServingJob, plans: Plans, *, distinct_experts: float = 0.0, concurrency: NDArray[np.int64] | None = None
+        self, job: ServingJob, plans: Layouts, *, distinct_experts: float = 0.0, concurrency: NDArray[np.int64] | None = None
     ) -> ServedPlans:
         """Return the load of `job` on every plan; `concurrency`: clients of each plan, instead of the job's."""
         plans = columns_of(plans)
@@ -231,13 +231,15 @@ class ServingEstimator:
         chips = plans.num_chips.astype(float)
         return ServedPlans(load=load, memory=memory, capacity=capacity, num_chips=chips, replicas=replicas, times=costs)
 
-    def capacity(self, plans: Plans, memory: ServingMemory) -> Array:
+    def capacity(self, plans: Layouts, memory: ServingMemory) -> Array:
         """Return the sequences of a replica that run at once, limited by memory and engine. If none fits, return the engine's limit."""
         rows = columns_of(plans)
         limit = self._max_batch(rows) * rows.attention_dp
         return np.where(memory.fits, np.minimum(memory.sequences, limit), limit)
 
-    def saturated_capacity(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
+    def saturated_capacity(
+        self, plans: Layouts, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None
+    ) -> Array:
         """Return the mean number of running sequences of a replica while more requests wait than fit.
 
             K = (N - I / 2) / z     of an engine that admits requests by present free cache
@@ -252,7 +254,7 @@ class ServingEstimator:
         some = held.sequences - float(requests.prompt.mean / requests.mean_cached) / 2
         return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), capacity), capacity)
 
-    def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
+    def scheduling(self, plans: Layouts, speculation: Speculation | None = None) -> Scheduling:
         """Return the engine's scheduling rules; tokens of a step are those of all attention ranks."""
         rows = columns_of(plans)
         tokens = self._max_tokens(rows) * rows.attention_dp
@@ -266,21 +268,25 @@ class ServingEstimator:
 
     # --- one plan -----------------------------------------------------------------------------------------------------------------
 
-    def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-        """Predict one plan under one load. Raises InputError if the plan is not possible."""
-        not_runnable = check_layout(self.model, self.engine, **plan.degrees)
-        if plan.pools is not None:
-            raise bad_field("pools", plan.label(), "two pools are not one plan", "ask `pools.predict_plan`")
-        served = self.serve(job, [plan], distinct_experts=distinct_experts)
-        return prediction_of(self, job, plan, served, 0, not_runnable=not_runnable)
+    def predict(self, job: ServingJob, layout: ServingLayout, *, distinct_experts: float = 0.0) -> ServingPrediction:
+        """Predict equal replicas under one load. Raises InputError if the layout is not possible."""
+        not_runnable = check_layout(self.model, self.engine, **layout.degrees)
+        served = self.serve(job, [layout], distinct_experts=distinct_experts)
+        return prediction_of(self, job, layout, served, 0, not_runnable=not_runnable)
+
+    def plan(self, job: ServingJob, layout: ServiceLayout) -> ServingPlan:
+        """Return the plan of a layout on this cluster under this engine."""
+        sides = [self] if self.prefill is None else [self.prefill, self]
+        cluster = "+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in sides) if len(sides) > 1 else self.cluster.name
+        return ServingPlan(job=job, cluster=cluster, engine=self.engine.name, layout=layout)
 
 
-def columns_of(plans: Plans) -> ServingColumns:
+def columns_of(plans: Layouts) -> ServingColumns:
     return plans if isinstance(plans, ServingColumns) else ServingColumns.of(plans)
 
 
 def prediction_of(
-    estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int, *, not_runnable: str = ""
+    estimator: ServingEstimator, job: ServingJob, layout: ServingLayout, served: ServedPlans, at: int, *, not_runnable: str = ""
 ) -> ServingPrediction:
     """Return the prediction of column `at`; `not_runnable`: why the engine does not run the plan."""
     load, memory = served.load, served.memory
@@ -288,7 +294,7 @@ def prediction_of(
     fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)
     running, working = float(load.running[at]), _at(served.replicas, at)
     parts = step_parts(served.times, job, running, at)
-    wanted = 0.0 if job.concurrency is None else job.concurrency / plan.replicas
+    wanted = 0.0 if job.concurrency is None else job.concurrency / layout.replicas
     notes = [f"not a plan for this engine: {not_runnable}"] if not_runnable else []
     if not fits:
         notes.append(_does_not_fit(memory, at))
@@ -297,28 +303,26 @@ def prediction_of(
     if fits and job.rate is not None and load.is_saturated[at]:
         answered = _at(load.requests_per_second, at) * working
         notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
-    if working < plan.replicas:
+    if working < layout.replicas:
         in_flight = f"{_count(working)} {'request' if working == 1 else 'requests'} in flight"
         notes.append(
-            f"{in_flight} for {plan.replicas} replicas: {_count(plan.replicas - working)} of them are idle; fewer replicas would do"
+            f"{in_flight} for {layout.replicas} replicas: {_count(layout.replicas - working)} of them are idle; fewer replicas would do"
         )
-    notes += _copies_notes(estimator, plan)
-    cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
+    notes += _copies_notes(estimator, layout)
+    cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / layout.attention_dp
     if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine admits requests until the cache is full
         cached = np.minimum(cached, np.maximum(memory.cache_capacity, 0.0))
     by_class = {name: _at(value, at) for name, value in memory.classes(cached).items()}
     by_class["total"] = sum(by_class.values())
     return ServingPrediction(
-        job=job,
-        plan=plan,
-        cluster=estimator.cluster.name,
+        plan=estimator.plan(job, layout),
         ttft=Spread(mean=_at(load.ttft, at), p99=_at(load.ttft_p99, at)),
         tpot=Spread(mean=_at(load.tpot, at), p99=_at(load.tpot_p99, at)),
         inter_token=Spread(mean=_at(load.tpot, at), p99=max(_at(load.inter_token_p99, at), _at(load.tpot, at))),
         request_latency=Spread(mean=_at(load.request_latency, at)),
         decode_step=sum(parts.values()),
         prefill_time=_at(load.prefill_time, at),
-        running=running * working / plan.replicas,
+        running=running * working / layout.replicas,
         queued=_at(load.queue, at),
         max_sequences=_at(memory.sequences, at),
         tokens_per_second_per_chip=float(served.tokens_per_second_per_chip[at]),
@@ -343,16 +347,17 @@ def step_parts(times: StepCosts, job: ServingJob, running: float, at: int = 0) -
     return {name: _at(parts[name], at) for name in PARTS}
 
 
-def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
+def _copies_notes(estimator: ServingEstimator, layout: ServingLayout) -> list[str]:
     """Return a note if chips store copies of the cache: their number, and the knobs that would reduce it."""
-    model, copies = estimator.model, int(cache_copies(estimator.model, plan.tp)) * plan.pcp // plan.dcp
+    model, copies = estimator.model, int(cache_copies(estimator.model, layout.tp)) * layout.pcp // layout.dcp
     if copies == 1:
         return []
-    has_dcp, prefix = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
+    has_dcp = estimator.engine.runs.has_decode_context and not why_no_context(model)
+    prefix = f"pcp {layout.pcp} of " if layout.pcp > 1 else ""
     if model.latent is None:
-        kept, cures = f"{prefix}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
+        kept, cures = f"{prefix}tp {layout.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
     else:
-        kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if plan.pcp == 1 else []
+        kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if layout.pcp == 1 else []
     cures += ["dcp"] if has_dcp else []
     return [f"{kept}: {' or '.join(cures)} would cut {'them' if model.latent is None else 'it'}" if cures else kept]
 

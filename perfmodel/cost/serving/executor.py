@@ -14,7 +14,7 @@ from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, Engin
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepShape
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.cache import UPDATE_KERNELS
 from perfmodel.workload.quantization import QUANTIZATIONS
@@ -65,7 +65,7 @@ def executor_times(
         element_bytes=float(itemsize(dtype)),
     )
     estimator.machine = machine
-    return estimator.times([ServingPlan(engine=EXECUTOR.name)])
+    return estimator.times([ServingLayout()])
 
 
 def _machine(cluster: Cluster, calibration: Calibration, dtype: Dtype, peak: str) -> Machine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.frameworks.engine_layouts import check_layout
-from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingColumns
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
@@ -100,19 +99,20 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
     )
 
 
-def predict_plan(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """Predict any plan under one load, with two pools or without. Raises InputError if the plan is not possible."""
-    predict = estimator.predict if plan.pools is None else partial(predict_pools, estimator)
-    return predict(job, plan, distinct_experts=distinct_experts)
+def predict_layout(
+    estimator: ServingEstimator, job: ServingJob, layout: ServiceLayout, *, distinct_experts: float = 0.0
+) -> ServingPrediction:
+    """Predict equal replicas or two pools under one load. Raises InputError if the layout is not possible."""
+    if isinstance(layout, Pools):
+        return predict_pools(estimator, job, layout, distinct_experts=distinct_experts)
+    return estimator.predict(job, layout, distinct_experts=distinct_experts)
 
 
-def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """Predict one plan of two pools. Raises InputError if a worker is not possible.
+def predict_pools(estimator: ServingEstimator, job: ServingJob, pools: Pools, *, distinct_experts: float = 0.0) -> ServingPrediction:
+    """Predict two pools. Raises InputError if a worker is not possible.
 
     Memory and parts of a step are those of a decode worker.
     """
-    pools = plan.pools
-    assert pools is not None
     notes, not_runnable = _check_workers(estimator, pools)
     pooled, inputs = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
     workers, prefill_fits = float(pools.decode_workers), bool(np.ravel(inputs.prefill_memory.fits)[0])
@@ -122,7 +122,7 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         load=load,
         memory=inputs.decode_memory,
         capacity=np.asarray(inputs.pools.capacity),
-        num_chips=np.array([float(plan.num_chips)]),
+        num_chips=np.array([float(pools.num_chips)]),
         replicas=np.array([workers]),
         times=inputs.decode_costs,
     )
@@ -135,12 +135,11 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     if not prefill_fits:
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
     if estimator.prefill is not None:
-        both = (estimator.prefill, estimator)
-        prediction = replace(prediction, cluster="+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in both))
         based = ", ".join(dict.fromkeys(rests_on(estimator.prefill).values()))
         notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
     fits = prediction.fits and prefill_fits
-    return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=(*prediction.notes, *notes))
+    plan, notes = estimator.plan(job, pools), [*prediction.notes, *notes]
+    return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=tuple(notes))
 
 
 def _check_workers(estimator: ServingEstimator, pools: Pools) -> tuple[list[str], str]:

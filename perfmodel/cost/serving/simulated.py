@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator, step_parts
-from perfmodel.cost.serving.pools import pools_inputs, predict_plan
+from perfmodel.cost.serving.pools import pools_inputs, predict_layout
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import ROUNDS, Benchmark, run_engine, run_pools, table_of
 from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.cost.serving.simulated_metrics import GoodputLimits, RunRecord, SimulatedLoad, StoppingRule, summarize_runs
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
@@ -39,13 +39,13 @@ STOPPING_RULE = StoppingRule(error=0.015, most=4000)
 def predict_served(
     estimator: ServingEstimator,
     job: ServingJob,
-    plan: ServingPlan,
+    layout: ServiceLayout,
     *,
     distinct_experts: float = 0.0,
     limits: GoodputLimits | None = None,
 ) -> ServingPrediction:
     """Predict a plan under a load as it is printed: clients and rates are simulated, other loads use formulas."""
-    prediction = predict_plan(estimator, job, plan, distinct_experts=distinct_experts)
+    prediction = predict_layout(estimator, job, layout, distinct_experts=distinct_experts)
     if not is_simulated(prediction):
         return prediction
     return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
@@ -53,12 +53,12 @@ def predict_served(
 
 def is_simulated(prediction: ServingPrediction) -> bool:
     """Return whether `predict_served` simulates this plan and load. A queue that only grows is not simulated."""
-    job, plan = prediction.job, prediction.plan
+    job, layout = prediction.job, prediction.plan.layout
     if not prediction.fits or job.is_static or (job.concurrency is None and job.rate is None):
         return False
     if job.rate is not None:
         return not prediction.is_saturated and prediction.running <= MOST_CLIENTS
-    return (job.concurrency or 0) <= MOST_CLIENTS * (plan.replicas if plan.pools is None else plan.pools.decode_workers)
+    return (job.concurrency or 0) <= MOST_CLIENTS * (layout.replicas if isinstance(layout, ServingLayout) else layout.decode_workers)
 
 
 def with_simulation(
@@ -84,15 +84,15 @@ def with_simulation(
         note = "not simulated: the queue only grows; figures are those of the formulas"
         none = 0.0 if limits.are_given else None
         return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
-    pools, parts = plan.pools, dict(prediction.parts)
-    if pools is not None:
-        load, copies, running_in = _pool_load(estimator, prediction, limits, seed, distinct_experts), 1, pools.decode_workers
+    layout, parts = plan.layout, dict(prediction.parts)
+    if isinstance(layout, Pools):
+        load, copies, running_in = _pool_load(estimator, prediction, layout, limits, seed, distinct_experts), 1, layout.decode_workers
     else:
-        load = simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
-        copies, running_in = plan.replicas, 1
-        working = min(plan.replicas, job.concurrency or plan.replicas)
-        times = estimator.times([plan], distinct_experts=distinct_experts)
-        parts = step_parts(times, job, load.running * plan.replicas / working)
+        load = simulate_replicas(estimator, prediction, layout, limits=limits, seed=seed, distinct_experts=distinct_experts)
+        copies, running_in = layout.replicas, 1
+        working = min(layout.replicas, job.concurrency or layout.replicas)
+        times = estimator.times([layout], distinct_experts=distinct_experts)
+        parts = step_parts(times, job, load.running * layout.replicas / working)
     if job.rate is not None:  # all arrivals are answered, except for random fluctuations
         answered, per_chip = prediction.requests_per_second, prediction.tokens_per_second_per_chip
     else:
@@ -146,41 +146,42 @@ def _rescaled_intervals(prediction: ServingPrediction, values: Mapping[str, floa
 def simulate_replicas(
     estimator: ServingEstimator,
     prediction: ServingPrediction,
+    layout: ServingLayout,
     *,
     limits: GoodputLimits | None = None,
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
-    """Return the average over the replicas of the plan, each under its share of the load; replicas without a request are idle.
+    """Return the average over the replicas of a layout, each under its share of the load; replicas without a request are idle.
 
     If replicas do not divide the clients, some have one client more than others.
     """
-    job, plan = prediction.job, prediction.plan
-    costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
+    job = prediction.job
+    costs = estimator.with_drafts(estimator.times([layout], distinct_experts=distinct_experts), [layout], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
-    scheduling = estimator.scheduling([plan], job.speculation)
+    scheduling = estimator.scheduling([layout], job.speculation)
     scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
     requests = Requests.of_job(job)
     batch_limits = BatchLimits(
-        max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
+        max_sequences=(layout.max_batch or estimator.engine.scheduling.max_batch) * layout.attention_dp,
         cache_tokens=prediction.max_sequences * tokens,
         block_tokens=estimator.engine.memory.block_tokens,
         reserves_output=estimator.engine.memory.reserves_answers,
     )
-    clients, more = divmod(job.concurrency or 0, plan.replicas)
-    shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
+    clients, more = divmod(job.concurrency or 0, layout.replicas)
+    shares = [(clients + 1, more), (clients, layout.replicas - more)] if job.concurrency is not None else [(0, layout.replicas)]
     records: list[tuple[RunRecord, float]] = []
     for share, copies in shares:
         if not copies or (job.concurrency is not None and not share):
             continue
         runs = max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1) if share else 1
-        load = Benchmark(concurrency=share, seed=seed) if share else _at_rate((job.rate or 0.0) / plan.replicas, prediction.running, seed)
+        load = Benchmark(concurrency=share, seed=seed) if share else _at_rate((job.rate or 0.0) / layout.replicas, prediction.running, seed)
         table = table_of(costs, requests, scheduling, batch_limits, load)
         for at in range(runs):
             record = run_engine(table, requests, scheduling, batch_limits, replace(load, seed=seed + at))
             records.append((record, copies / runs))
     seen = summarize_runs(records, limits or GoodputLimits())
-    working = sum(copies for _, copies in records) / plan.replicas
+    working = sum(copies for _, copies in records) / layout.replicas
     shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
@@ -193,11 +194,10 @@ def _at_rate(rate: float, running: float, seed: int) -> Benchmark:
 
 
 def _pool_load(
-    estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
+    estimator: ServingEstimator, prediction: ServingPrediction, pools: Pools, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
     """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
-    job, pools = prediction.job, prediction.plan.pools
-    assert pools is not None
+    job = prediction.job
     inputs = pools_inputs(estimator, job, [pools], distinct_experts=distinct_experts)
     if job.rate is None:
         clients = job.concurrency or 1

@@ -1,4 +1,4 @@
-"""Serving plans: layout of a replica, number of replicas and limits of a step; plans as text (workers) and as columns."""
+"""Serving plans: job, cluster, engine, and the layout of replicas or of prefill and decode workers; layouts as text and as columns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import read_integer
+from perfmodel.workload.serving import ServingJob
 
 _SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
 _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
@@ -71,32 +72,8 @@ def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """Prefill and decode workers of disaggregated serving.
-
-    prefill, decode              plan of one worker of each pool
-    prefill_workers, decode_workers   number of workers
-    """
-
-    prefill: ServingPlan
-    decode: ServingPlan
-    prefill_workers: int
-    decode_workers: int
-
-    @property
-    def num_chips(self) -> int:
-        return self.prefill_workers * self.prefill.chips_per_replica + self.decode_workers * self.decode.chips_per_replica
-
-    @property
-    def text(self) -> str:
-        """Text that `parse_workers` reads back: 1x8,tp=2,ep=8:1x8,tp=8."""
-        groups = ((self.prefill_workers, self.prefill), (self.decode_workers, self.decode))
-        return ":".join(f"{count}x{plan.chips_per_replica}{plan.degrees_text()}" for count, plan in groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPlan:
-    """Serving plan of a model.
+class ServingLayout:
+    """Degrees of a replica, number of replicas and limits of a step.
 
     tp, pp         tensor- and pipeline-parallel degrees
     attention_dp   data-parallel attention ranks of a replica; experts are sharded over tp * pcp * attention_dp chips
@@ -106,10 +83,8 @@ class ServingPlan:
     replicas       independent copies
     max_batch      concurrent sequences of a replica; 0: the engine's
     max_tokens     tokens of a step; 0: the engine's
-    pools          of disaggregated serving; the degrees above are then 1
     """
 
-    engine: str
     tp: int = 1
     pp: int = 1
     attention_dp: int = 1
@@ -119,7 +94,6 @@ class ServingPlan:
     replicas: int = 1
     max_batch: int = 0
     max_tokens: int = 0
-    pools: Pools | None = None
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas"):
@@ -151,7 +125,7 @@ class ServingPlan:
 
     @property
     def num_chips(self) -> int:
-        return self.pools.num_chips if self.pools is not None else self.chips_per_replica * self.replicas
+        return self.chips_per_replica * self.replicas
 
     @property
     def expert_tp(self) -> int:
@@ -168,10 +142,7 @@ class ServingPlan:
         return "".join(f",{name.replace('_', '-')}={degree}" for name, degree in self.degrees.items() if degree > 1 or name == "tp")
 
     def label(self) -> str:
-        """Return the plan as a label: tp 8, ep 8, 2 replicas."""
-        if self.pools is not None:
-            one, other = self.pools.prefill, self.pools.decode
-            return f"prefill {self.pools.prefill_workers} x ({one.label()}), decode {self.pools.decode_workers} x ({other.label()})"
+        """Return the layout as a label: tp 8, ep 8, 2 replicas."""
         parts = [f"tp {self.tp}"]
         words = {"pcp": self.pcp, "pp": self.pp, "attention dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp}
         parts += [f"{word} {value}" for word, value in words.items() if value > 1]
@@ -180,15 +151,79 @@ class ServingPlan:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"engine": self.engine, **{name: getattr(self, name) for name in COLUMNS}, "num_chips": self.num_chips}
-        if self.pools is not None:
-            plain |= dict.fromkeys(COLUMNS)
-            plain["workers"] = self.pools.text
-            plain["pools"] = {
-                "prefill": self.pools.prefill.to_dict(), "prefill_workers": self.pools.prefill_workers,
-                "decode": self.pools.decode.to_dict(), "decode_workers": self.pools.decode_workers,
-            }  # fmt: skip
-        return plain
+        return {**{name: getattr(self, name) for name in COLUMNS}, "num_chips": self.num_chips}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Prefill and decode workers of disaggregated serving.
+
+    prefill, decode              layout of one worker of each pool
+    prefill_workers, decode_workers   number of workers
+    """
+
+    prefill: ServingLayout
+    decode: ServingLayout
+    prefill_workers: int
+    decode_workers: int
+
+    @property
+    def replicas(self) -> int:
+        """Independent copies of the service: one."""
+        return 1
+
+    @property
+    def num_chips(self) -> int:
+        return self.prefill_workers * self.prefill.chips_per_replica + self.decode_workers * self.decode.chips_per_replica
+
+    @property
+    def text(self) -> str:
+        """Text that `parse_workers` reads back: 1x8,tp=2,ep=8:1x8,tp=8."""
+        groups = ((self.prefill_workers, self.prefill), (self.decode_workers, self.decode))
+        return ":".join(f"{count}x{layout.chips_per_replica}{layout.degrees_text()}" for count, layout in groups)
+
+    def label(self) -> str:
+        """Return the pools as a label: prefill 3 x (tp 4), decode 1 x (tp 8)."""
+        return f"prefill {self.prefill_workers} x ({self.prefill.label()}), decode {self.decode_workers} x ({self.decode.label()})"
+
+    def to_dict(self) -> dict[str, Any]:
+        pools = {
+            "prefill": self.prefill.to_dict(), "prefill_workers": self.prefill_workers,
+            "decode": self.decode.to_dict(), "decode_workers": self.decode_workers,
+        }  # fmt: skip
+        return {**dict.fromkeys(COLUMNS), "num_chips": self.num_chips, "workers": self.text, "pools": pools}
+
+
+#: Equal replicas, or the two pools of disaggregated serving.
+ServiceLayout = ServingLayout | Pools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """The complete decision how a model is served on a cluster."""
+
+    job: ServingJob
+    cluster: str
+    engine: str
+    layout: ServiceLayout
+    calibration: str = ""
+
+    @property
+    def num_chips(self) -> int:
+        return self.layout.num_chips
+
+    @property
+    def pools(self) -> Pools | None:
+        """Prefill and decode workers; None for equal replicas."""
+        return self.layout if isinstance(self.layout, Pools) else None
+
+    def label(self) -> str:
+        """Return the layout as a label."""
+        return self.layout.label()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return engine and layout as plain values."""
+        return {"engine": self.engine, **self.layout.to_dict()}
 
 
 Whole = NDArray[np.int64]
@@ -198,9 +233,8 @@ COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingColumns:
-    """Degrees and limits of `ServingPlan` as columns of equal length. Pools have no columns."""
+    """Fields of `ServingLayout` as columns of equal length."""
 
-    engine: str
     tp: Whole
     pp: Whole
     attention_dp: Whole
@@ -212,10 +246,9 @@ class ServingColumns:
     max_tokens: Whole
 
     @classmethod
-    def of(cls, plans: Sequence[ServingPlan]) -> ServingColumns:
-        """Return the columns of plans of one engine."""
-        columns: dict[str, Any] = {name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in COLUMNS}
-        return cls(engine=plans[0].engine if plans else "", **columns)
+    def of(cls, layouts: Sequence[ServingLayout]) -> ServingColumns:
+        columns: dict[str, Any] = {name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in COLUMNS}
+        return cls(**columns)
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -233,11 +266,9 @@ class ServingColumns:
     def num_chips(self) -> Whole:
         return self.chips_per_replica * self.replicas
 
-    def plan(self, at: int) -> ServingPlan:
-        sizes: dict[str, Any] = {name: int(getattr(self, name)[at]) for name in COLUMNS}
-        return ServingPlan(engine=self.engine, **sizes)
+    def layout(self, at: int) -> ServingLayout:
+        return ServingLayout(**{name: int(getattr(self, name)[at]) for name in COLUMNS})
 
     def take(self, which: NDArray[Any]) -> ServingColumns:
         """Return the columns at some indices, or where a mask is true."""
-        columns: dict[str, Any] = {name: getattr(self, name)[which] for name in COLUMNS}
-        return ServingColumns(engine=self.engine, **columns)
+        return ServingColumns(**{name: getattr(self, name)[which] for name in COLUMNS})

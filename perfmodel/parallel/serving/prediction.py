@@ -44,9 +44,7 @@ class ServingPrediction:
     remedies         of a plan that does not fit: the smallest single changes of the request with which it would, word -> value
     """
 
-    job: ServingJob
     plan: ServingPlan
-    cluster: str
     ttft: Spread
     tpot: Spread
     inter_token: Spread
@@ -75,6 +73,14 @@ class ServingPrediction:
     cost_per_million: float | None = None
     energy_per_million: float | None = None
     carbon_per_million: float | None = None
+
+    @property
+    def job(self) -> ServingJob:
+        return self.plan.job
+
+    @property
+    def cluster(self) -> str:
+        return self.plan.cluster
 
     @property
     def tokens_per_second_per_user(self) -> float:

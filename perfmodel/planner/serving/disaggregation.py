@@ -18,7 +18,7 @@ from perfmodel.cost.serving.load import ServedLoad
 from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
-from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingColumns, ServingLayout
 from perfmodel.planner.serving.evaluate import first_of_each
 from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
 from perfmodel.workload.serving import ServingJob
@@ -56,7 +56,7 @@ def find_pools(
     objective: ServingObjective = ServingObjective.THROUGHPUT,
     top: int = 3,
     price_per_hour: float = 0.0,
-    kept: Callable[[ServingPlan, int], RankedPlan | None] | None = None,
+    kept: Callable[[ServiceLayout, int], RankedPlan | None] | None = None,
 ) -> tuple[RankedPlan, ...]:
     """Return the best plans of two pools, best first; empty where none fits or none meets the limits.
 
@@ -76,17 +76,16 @@ def find_pools(
         if np.isfinite(badness):
             candidates.append((float(badness), at, int(clients)))
     ranked: list[RankedPlan] = []
-    kinds: set[tuple[ServingPlan, ServingPlan]] = set()
+    kinds: set[tuple[ServingLayout, ServingLayout]] = set()
     tried = 0
     for _, at, clients in sorted(candidates):
         pools = splits[at].pools
         if (pools.prefill, pools.decode) in kinds:
             continue
-        plan = ServingPlan(engine=estimator.engine.name, pools=pools)
         if kept:
-            one = kept(plan, clients)
+            one = kept(pools, clients)
         else:
-            prediction = predict_pools(estimator, replace(job, concurrency=clients) if clients else job, plan)
+            prediction = predict_pools(estimator, replace(job, concurrency=clients) if clients else job, pools)
             one = ranked_plan(prediction, num_chips=num_chips, price=price_per_hour)
         tried += 1
         if one is not None:
@@ -127,7 +126,7 @@ def pools_front(
     holds = timed & _keeps(load, limits)
     return tuple(
         FrontPoint(
-            plan=ServingPlan(engine=estimator.engine.name, pools=pools[at]),
+            layout=pools[at],
             quantization=estimator.quantization.name,
             kv_precision=str(estimator.cache),
             concurrency=int(clients.ravel()[at]),
@@ -152,7 +151,7 @@ class _Workers:
     estimator: ServingEstimator
     job: ServingJob
     num_chips: int
-    prefill: list[ServingPlan]
+    prefill: list[ServingLayout]
     prompts: Array
     prompt_time: Array
     decode: ServingColumns
@@ -175,7 +174,7 @@ class _Workers:
         allowed = ttft if np.isfinite(ttft) else 0.0
         splits: list[_Split] = []
         for x, p, y, d, rate in _highest_rates(prompts, answers[best], chips_p, chips_d, self.num_chips, most=most):
-            decode = self.decode.plan(int(best[d]))
+            decode = self.decode.layout(int(best[d]))
             pools = Pools(prefill=self.prefill[p], decode=decode, prefill_workers=x, decode_workers=y)
             before = max(4.0 * float(self.prompt_time[p]), allowed)  # longest time of a request to its first token
             splits.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
@@ -217,7 +216,7 @@ def _workers(
         return None
     capacity, decode = estimator.capacity(decode, memory)[fits], decode.take(fits)
     alike = replace(columns, dcp=np.ones_like(columns.dcp))  # prefill workers do not decode
-    prefill = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
+    prefill = list(dict.fromkeys(alike.layout(row) for row in range(len(alike))))
     rows = ServingColumns.of(prefill)
     scheduling = replace(estimator.scheduling(rows), prompts_together=rows.attention_dp.astype(float))
     sent = handover(estimator, [Pools(prefill=one, decode=one, prefill_workers=1, decode_workers=1) for one in prefill], job.input_len.mean)

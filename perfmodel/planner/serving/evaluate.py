@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served
-from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns, ServingPlan
+from perfmodel.parallel.serving.plan import COLUMNS, ServiceLayout, ServingColumns, ServingLayout
 from perfmodel.planner.serving.result import LIMITED, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.planner.serving.space import cross
 from perfmodel.workload.serving import ServingJob
@@ -100,7 +100,7 @@ def joined(tables: Sequence[LoadTable]) -> LoadTable:
     """Concatenate tables."""
     columns: dict[str, Any] = {name: np.concatenate([getattr(table.columns, name) for table in tables]) for name in COLUMNS}
     return LoadTable(
-        columns=ServingColumns(engine=tables[0].columns.engine, **columns),
+        columns=ServingColumns(**columns),
         limited={name: np.concatenate([table.limited[name] for table in tables]) for name in tables[0].limited},
         **{name: np.concatenate([getattr(table, name) for table in tables]) for name in _ROWS},
     )
@@ -219,7 +219,7 @@ class Chosen:
     objective: ServingObjective
     price: float
     broken: dict[int, dict[str, float]] = field(default_factory=dict)
-    known: dict[tuple[int, ServingPlan, int], RankedPlan] = field(default_factory=dict)
+    known: dict[tuple[int, ServiceLayout, int], RankedPlan] = field(default_factory=dict)
 
     @property
     def simulates(self) -> bool:
@@ -248,35 +248,36 @@ class Chosen:
 
     def kept(self, table: LoadTable, row: int) -> RankedPlan | None:
         """Return the plan of a row, with fewer clients if those of the table break a limit."""
-        kept, first = self.kept_plan(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
+        kept, first = self.kept_layout(int(table.formats[row]), table.columns.layout(row), int(table.concurrency[row]))
         if first is not None:
             self.broken[row] = self.evaluator.limits.seen(first.prediction)
         return kept
 
-    def kept_plan(self, which: int, plan: ServingPlan, clients: int) -> tuple[RankedPlan | None, RankedPlan | None]:
+    def kept_layout(self, which: int, layout: ServiceLayout, clients: int) -> tuple[RankedPlan | None, RankedPlan | None]:
         """Return the plan at the largest tried clients within the limits, and the plan that breaks them at the given clients."""
         first: RankedPlan | None = None
         for step in range(_MOST_STEPS):
-            ranked = self.ranked(which, plan, clients)
+            ranked = self.ranked(which, layout, clients)
             seen, aims = self.evaluator.limits.seen(ranked.prediction), self.evaluator.limits.aims()
             worst = max((seen[name] / aim for name, aim in aims.items()), default=0.0)
             if worst <= 1.0:
                 return ranked, first
             if not step:
                 first = ranked
-            together = plan.replicas * plan.attention_dp
+            together = layout.replicas * layout.attention_dp if isinstance(layout, ServingLayout) else 1
             per_rank = int(clients / together * min(0.98, max(1 / worst, 0.5)))
             if not self.evaluator.is_load_searched or per_rank < 1:
                 break
-            is_bound = plan.max_batch * together == clients
-            clients, plan = per_rank * together, replace(plan, max_batch=per_rank) if is_bound else plan
+            if isinstance(layout, ServingLayout) and layout.max_batch * together == clients:
+                layout = replace(layout, max_batch=per_rank)
+            clients = per_rank * together
         return None, first
 
-    def ranked(self, which: int, plan: ServingPlan, clients: int) -> RankedPlan:
+    def ranked(self, which: int, layout: ServiceLayout, clients: int) -> RankedPlan:
         """Return a plan under a number of clients, in one of the formats."""
-        if (key := (which, plan, clients)) not in self.known:
+        if (key := (which, layout, clients)) not in self.known:
             job, estimator = self.evaluator.job_of(which, clients or None), self.evaluator.estimators[which]
-            prediction = (predict_served if self.simulates else predict_plan)(estimator, job, plan)
+            prediction = (predict_served if self.simulates else predict_layout)(estimator, job, layout)
             self.known[key] = ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price)
         return self.known[key]
 

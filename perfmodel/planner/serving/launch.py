@@ -19,7 +19,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
 from perfmodel.workload.serving import ServingJob
 
 PREFILL, DECODE = "prefill", "decode"
@@ -56,7 +56,7 @@ class LaunchLine:
 class _Server:
     """Launch options of one kind of server. role: prefill or decode with two pools; else empty"""
 
-    plan: ServingPlan
+    layout: ServingLayout
     job: ServingJob
     engine: Engine
     model: str
@@ -66,11 +66,11 @@ class _Server:
 
     @property
     def max_batch(self) -> int:
-        return self.plan.max_batch or self.engine.scheduling.max_batch
+        return self.layout.max_batch or self.engine.scheduling.max_batch
 
     @property
     def max_tokens(self) -> int:
-        return self.plan.max_tokens or self.engine.scheduling.max_tokens
+        return self.layout.max_tokens or self.engine.scheduling.max_tokens
 
     @property
     def longest(self) -> int:
@@ -78,7 +78,7 @@ class _Server:
 
     @property
     def num_nodes(self) -> int:
-        return -(-self.plan.chips_per_replica // self.chips_per_node)
+        return -(-self.layout.chips_per_replica // self.chips_per_node)
 
     def line(self, words: list[str], notes: tuple[str, ...], **extra: Any) -> LaunchLine:
         engine = self.engine
@@ -89,7 +89,7 @@ class _Server:
         notes = []
         if self.copies > 1:
             worker = f"{self.role} workers" if self.role else "copies"
-            chips = self.plan.chips_per_replica
+            chips = self.layout.chips_per_replica
             notes.append(f"{self.copies} {worker}, {chips} {'chip' if chips == 1 else 'chips'} each, behind a router")
         name = self.job.quantization.checkpoint
         if name in online:
@@ -101,9 +101,7 @@ class _Server:
         return tuple(notes)
 
 
-def launch_lines(
-    plan: ServingPlan, job: ServingJob, engine: Engine, *, model: str = "MODEL", chips_per_node: int = 8
-) -> tuple[LaunchLine, ...]:
+def launch_lines(plan: ServingPlan, engine: Engine, *, model: str = "MODEL", chips_per_node: int = 8) -> tuple[LaunchLine, ...]:
     """Return the commands that start a plan, one per kind of worker. Raises InputError for an engine without a known command.
 
     model   for the engine to load: a name on the hub or a path; the checkpoint must have the job's format
@@ -114,12 +112,12 @@ def launch_lines(
         known = ", ".join(sorted(_FAMILIES))
         raise bad_field("engine", engine.name, "is started in ways that are not known here", f"use one of {known}")
 
-    def server(one: ServingPlan, copies: int, role: str = "") -> LaunchLine:
-        return of(_Server(plan=one, job=job, engine=engine, model=model, chips_per_node=chips_per_node, role=role, copies=copies))
+    def server(one: ServingLayout, copies: int, role: str = "") -> LaunchLine:
+        return of(_Server(layout=one, job=plan.job, engine=engine, model=model, chips_per_node=chips_per_node, role=role, copies=copies))
 
-    if plan.pools is None:
-        return (server(plan, plan.replicas),)
-    pools = plan.pools
+    if isinstance(plan.layout, ServingLayout):
+        return (server(plan.layout, plan.layout.replicas),)
+    pools = plan.layout
     return server(pools.prefill, pools.prefill_workers, PREFILL), server(pools.decode, pools.decode_workers, DECODE)
 
 
@@ -137,11 +135,11 @@ def family_of(engine: Engine) -> str:
 
 
 def _vllm(server: _Server) -> LaunchLine:
-    plan, job, engine = server.plan, server.job, server.engine
+    layout, job, engine = server.layout, server.job, server.engine
     words = ["vllm", "serve", server.model]
-    words += _sizes({"tensor-parallel-size": plan.tp, "pipeline-parallel-size": plan.pp, "data-parallel-size": plan.attention_dp})
-    words += _sizes({"decode-context-parallel-size": plan.dcp, "prefill-context-parallel-size": plan.pcp})
-    words += ["--enable-expert-parallel"] if plan.ep > 1 else []
+    words += _sizes({"tensor-parallel-size": layout.tp, "pipeline-parallel-size": layout.pp, "data-parallel-size": layout.attention_dp})
+    words += _sizes({"decode-context-parallel-size": layout.dcp, "prefill-context-parallel-size": layout.pcp})
+    words += ["--enable-expert-parallel"] if layout.ep > 1 else []
     words += ["--max-num-seqs", str(server.max_batch)]
     words += ["--max-num-batched-tokens", str(server.max_tokens)]
     words += ["--max-model-len", str(server.longest), "--gpu-memory-utilization", f"{engine.memory.memory_fraction:g}"]
@@ -155,24 +153,24 @@ def _vllm(server: _Server) -> LaunchLine:
     if server.role:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     notes = server.notes(online=("fp8",))
-    if plan.pcp > 1 and engine.runs.prefill_context_since:
+    if layout.pcp > 1 and engine.runs.prefill_context_since:
         notes += (f"needs {engine.name} {engine.runs.prefill_context_since} or later for --prefill-context-parallel-size",)
-    if server.num_nodes > 1 and plan.attention_dp == 1:
+    if server.num_nodes > 1 and layout.attention_dp == 1:
         words += ["--distributed-executor-backend", "ray"]
     elif server.num_nodes > 1:
-        local = max(server.chips_per_node * plan.attention_dp // plan.chips_per_replica, 1)
+        local = max(server.chips_per_node * layout.attention_dp // layout.chips_per_replica, 1)
         words += ["--data-parallel-size-local", str(local), "--data-parallel-address", "HEAD_NODE"]
         notes += ("on the other nodes the same with --headless and --data-parallel-start-rank",)
     return server.line(words, notes)
 
 
 def _sglang(server: _Server) -> LaunchLine:
-    plan, job, engine = server.plan, server.job, server.engine
-    dp = plan.attention_dp
+    layout, job, engine = server.layout, server.job, server.engine
+    dp = layout.attention_dp
     words = ["python", "-m", "sglang.launch_server", "--model-path", server.model]
-    words += _sizes({"tp-size": plan.tp * dp, "pp-size": plan.pp, "dp-size": dp})
+    words += _sizes({"tp-size": layout.tp * dp, "pp-size": layout.pp, "dp-size": dp})
     words += ["--enable-dp-attention"] if dp > 1 else []
-    words += _sizes({"ep-size": plan.ep})
+    words += _sizes({"ep-size": layout.ep})
     words += ["--max-running-requests", str(server.max_batch * dp)]
     words += ["--chunked-prefill-size", str(server.max_tokens * dp)]
     words += ["--context-length", str(server.longest)]
@@ -195,19 +193,19 @@ def _sglang(server: _Server) -> LaunchLine:
 
 
 def _tensorrt_llm(server: _Server) -> LaunchLine:
-    plan, job, engine = server.plan, server.job, server.engine
+    layout, job, engine = server.layout, server.job, server.engine
     name = f"{server.role or 'serve'}.yaml"
     words = ["trtllm-serve", server.model, "--backend", "pytorch"]
-    words += ["--tp_size", str(plan.tp * plan.attention_dp), "--pp_size", str(plan.pp)]
-    words += ["--ep_size", str(plan.ep)] if job.model.experts is not None else []
+    words += ["--tp_size", str(layout.tp * layout.attention_dp), "--pp_size", str(layout.pp)]
+    words += ["--ep_size", str(layout.ep)] if job.model.experts is not None else []
     words += ["--max_batch_size", str(server.max_batch), "--max_num_tokens", str(server.max_tokens)]
     words += ["--max_seq_len", str(server.longest), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory.memory_fraction:g}"]
     words += ["--extra_llm_api_options", name]
     lines = [
-        f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}",
+        f"enable_attention_dp: {str(layout.attention_dp > 1).lower()}",
         f"enable_chunked_prefill: {str(engine.scheduling.has_chunks).lower()}",
     ]
-    lines += ["attention_dp_config:", "  enable_balance: true"] if plan.attention_dp > 1 and engine.scheduling.gathers_prompts else []
+    lines += ["attention_dp_config:", "  enable_balance: true"] if layout.attention_dp > 1 and engine.scheduling.gathers_prompts else []
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if job.kv_precision is Dtype.FP8 else 'auto'}"]
     lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {server.max_batch}"]
     if job.speculation is not None:
@@ -223,7 +221,7 @@ def _tensorrt_llm(server: _Server) -> LaunchLine:
         notes += ("`trtllm-serve disaggregated -c` joins the workers: context_servers are those of prefill, generation_servers of decode",)
     if server.num_nodes > 1:
         words = ["trtllm-llmapi-launch", *words]
-        notes += (f"start it by srun or mpirun with {plan.chips_per_replica} ranks, {server.chips_per_node} a node",)
+        notes += (f"start it by srun or mpirun with {layout.chips_per_replica} ranks, {server.chips_per_node} a node",)
     return server.line(words, notes, config="\n".join(lines) + "\n", config_name=name)
 
 

@@ -10,7 +10,7 @@ from perfmodel.cost.serving.load import ServedLoad
 from perfmodel.cost.serving.times import Array, expected_tokens
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_time
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServiceLayout, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
 LIMITED = ("ttft", "tpot", "request_latency")
@@ -136,7 +136,7 @@ class FrontPoint:
     ttft, tpot    means [s]
     """
 
-    plan: ServingPlan
+    layout: ServiceLayout
     quantization: str
     kv_precision: str
     concurrency: int
@@ -228,7 +228,7 @@ def terms(plan: RankedPlan, objective: ServingObjective) -> dict[str, float]:
         total, scale = prediction.request_latency.mean, steps
     else:
         total = 1.0 / max(plan.tokens_per_second_per_chip, 1e-12)
-        chips = (prediction.plan.num_chips + plan.idle_chips) / prediction.plan.replicas
+        chips = (prediction.plan.num_chips + plan.idle_chips) / prediction.plan.layout.replicas
         scale = steps * chips / (running * job.output_len.mean)
     parts = {name: scale * time for name, time in prediction.parts.items()}
     return parts | {"prompts": total - sum(parts.values())}
@@ -253,7 +253,7 @@ def why_worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -
     details = []
     one, other = plan.prediction, best.prediction
     if objective is not ServingObjective.LATENCY:
-        at_once, best_at_once = one.running * one.plan.replicas, other.running * other.plan.replicas
+        at_once, best_at_once = one.running * one.plan.layout.replicas, other.running * other.plan.layout.replicas
         if at_once < 0.9 * best_at_once:
             details.append(f"{at_once:,.0f} requests at once, not {best_at_once:,.0f}")
     if plan.idle_chips > best.idle_chips:

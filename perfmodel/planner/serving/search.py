@@ -274,7 +274,7 @@ class _Search:
     def ranked_plan(self, table: LoadTable, row: int) -> RankedPlan:
         """Return one row as a ranked plan with its prediction."""
         meets = bool(table.verdict[row] == FEASIBLE)
-        ranked = self.chosen.ranked(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
+        ranked = self.chosen.ranked(int(table.formats[row]), table.columns.layout(row), int(table.concurrency[row]))
         return replace(ranked, meets=meets)
 
     def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
@@ -306,7 +306,7 @@ class _Search:
         formats = [(of.quantization.name, str(of.cache)) for of in self.evaluator.estimators]
         return tuple(
             FrontPoint(
-                plan=table.columns.plan(row),
+                layout=table.columns.layout(row),
                 quantization=formats[table.formats[row]][0],
                 kv_precision=formats[table.formats[row]][1],
                 concurrency=int(table.concurrency[row]),
@@ -357,7 +357,7 @@ class _Search:
             objective=self.objective,
             top=min(self.top, MOST_POOLS),
             price_per_hour=self.price,
-            kept=(lambda plan, clients: self.chosen.kept_plan(0, plan, clients)[0]) if self.chosen.simulates else None,
+            kept=(lambda layout, clients: self.chosen.kept_layout(0, layout, clients)[0]) if self.chosen.simulates else None,
         )
         return pools if best is None else tuple(replace(ranked, reason=against(ranked, best, self.objective)) for ranked in pools)
 
@@ -395,7 +395,7 @@ class _Search:
             remedy = f"add --disaggregated ({best.plan.label()} has {have}), or {remedy}"
         elif apart is not None:
             remedy = f"{remedy}; disaggregated serving does not meet them either"
-        nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}"
+        nearest = f"the nearest, {table.columns.layout(row).label()}{load}, has {has}"
         return NothingFoundError(f"{summary}; {nearest}", remedy, remedies=tuple(remedies))
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
@@ -409,7 +409,7 @@ class _Search:
         sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in held.classes().items() if name != "reserve"}
         largest = max(sizes, key=lambda name: sizes[name])
         usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
-        taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
+        taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.layout(row).label()}"
         if headroom[row] > 0:
             taken += f", and the {format_bytes(float(headroom[row]))} left hold no request of full length"
         return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
@@ -421,7 +421,7 @@ class _Search:
         timed = np.where(table.verdict == NO_MEMORY, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
         best = int(np.argmax(timed))
         most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
-        label = table.columns.plan(best).label()
+        label = table.columns.layout(best).label()
         if most < 0.999 * job.rate:
             best_of = f"{label} answers at most {most:.3g} a second"
         else:

@@ -140,7 +140,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
     table = np.array(rows, dtype=np.int64).reshape(-1, len(_DEGREES) + 1)
     nothing = np.zeros(len(table), dtype=np.int64)
     columns: dict[str, Any] = {name: table[:, at] for at, name in enumerate((*_DEGREES, "replicas"))}
-    return Layouts(columns=ServingColumns(engine=engine.name, max_batch=nothing, max_tokens=nothing, **columns), left_out=dict(left_out))
+    return Layouts(columns=ServingColumns(max_batch=nothing, max_tokens=nothing, **columns), left_out=dict(left_out))
 
 
 def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
@@ -214,7 +214,7 @@ def baseline_layouts(
         degree_of: dict[str, int] = dict.fromkeys(COLUMNS, 1) | {"max_batch": 0, "max_tokens": 0} | sizes
         degree_of["replicas"] = replicas_that_fit(degree_of["tp"] * degree_of["attention_dp"], cluster)
         columns: dict[str, Any] = {name: np.array([degree], dtype=np.int64) for name, degree in degree_of.items()}
-        return ServingColumns(engine=engine.name, **columns)
+        return ServingColumns(**columns)
 
     sizes = degrees(scale_up_size(cluster))
     admitted = [tp for tp in sizes if not any(layout_faults(model, engine, tp=tp, pp=1, attention_dp=1, ep=1))]

@@ -14,7 +14,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count, stated_or
 from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
@@ -51,7 +51,7 @@ class PlannedServing:
     engine: str
     version: tuple[int, ...] = ()
     job: ServingJob
-    plan: ServingPlan
+    layout: ServiceLayout
     kind: str
     distinct_experts: float = 0.0
     assumed: tuple[str, ...]
@@ -66,8 +66,9 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     framework = stated_or(inputs, "framework", "", assumed)
     engine, version = engine_of(framework, chip=chip), version_of(str(framework))
     launch = launch_of(inputs, engine, chip, version)
-    plan, chips = _plan(inputs, engine, assumed)
-    plan = replace(plan, max_batch=launch.max_batch, max_tokens=launch.max_tokens)
+    layout, chips = _layout(inputs, assumed)
+    if isinstance(layout, ServingLayout):
+        layout = replace(layout, max_batch=launch.max_batch, max_tokens=launch.max_tokens)
     job = _job(inputs, kind, engine, assumed)
     if launch.cache is not None:
         job = replace(job, kv_precision=launch.cache)
@@ -78,7 +79,7 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
         engine=engine,
         version=version,
         job=job,
-        plan=plan,
+        layout=layout,
         kind=kind,
         distinct_experts=float(experts.top_k) if inputs.get("repeated_prompts") and experts is not None else 0.0,
         assumed=tuple(assumed),
@@ -104,8 +105,8 @@ def _chip(inputs: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[ServingPlan, int]:
-    """Return (plan, total number of chips).
+def _layout(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[ServiceLayout, int]:
+    """Return (layout, total number of chips).
 
     In disaggregated serving, experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models,
     and in decode workers if the run states it.
@@ -118,12 +119,12 @@ def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[S
         prefill_workers, prefill_chips, decode_workers, decode_chips = (stated_count(split, name) for name in names)
         is_moe = _has_experts(inputs)
         pools = Pools(
-            prefill=_worker(engine, prefill_chips, is_moe, spreads=is_moe),
-            decode=_worker(engine, decode_chips, is_moe, spreads=bool(split.get("decode_attention_dp"))),
+            prefill=_worker(prefill_chips, is_moe, spreads=is_moe),
+            decode=_worker(decode_chips, is_moe, spreads=bool(split.get("decode_attention_dp"))),
             prefill_workers=prefill_workers,
             decode_workers=decode_workers,
         )
-        return ServingPlan(engine=engine, pools=pools), pools.num_chips
+        return pools, pools.num_chips
     parallel = inputs.get("parallel") or {}
     attention_dp = stated_count(parallel, "attention_dp", default=1)
     stated, pp, tp = optional_count(inputs, "chips"), stated_count(inputs, "pp", default=1), optional_count(inputs, "tp")
@@ -135,8 +136,7 @@ def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[S
     if chips % ways:
         raise bad_field("chips", chips, f"must be a multiple of tp * pp * attention_dp = {ways}", "correct it in the case")
     ep = _ep(inputs, parallel, tp * attention_dp)
-    plan = ServingPlan(engine=engine, tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, replicas=chips // ways)
-    return plan, chips
+    return ServingLayout(tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, replicas=chips // ways), chips
 
 
 def _ep(inputs: Mapping[str, Any], parallel: Mapping[str, Any], ways: int) -> int:
@@ -155,9 +155,9 @@ def _has_experts(inputs: Mapping[str, Any]) -> bool:
     return bool((inputs.get("model") or {}).get("moe"))
 
 
-def _worker(engine: str, chips: int, is_moe: bool, *, spreads: bool) -> ServingPlan:
+def _worker(chips: int, is_moe: bool, *, spreads: bool) -> ServingLayout:
     ep = chips if is_moe else 1
-    return ServingPlan(engine=engine, tp=1 if spreads else chips, attention_dp=chips if spreads else 1, ep=ep)
+    return ServingLayout(tp=1 if spreads else chips, attention_dp=chips if spreads else 1, ep=ep)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

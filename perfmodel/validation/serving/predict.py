@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import one_line
 from perfmodel.frameworks.engine import Engine, load_engine
@@ -31,11 +31,11 @@ class Estimators:
 
     def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
         """Predict a run by the closed-form formulas, for repeated evaluation in fits. engine: replaces the run's engine."""
-        return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+        return predict_layout(self.of(planned, engine), planned.job, planned.layout, distinct_experts=planned.distinct_experts)
 
     def as_served(self, planned: PlannedServing) -> ServingPrediction:
         """Predict a run by simulation, as `serve` does."""
-        return predict_served(self.of(planned), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+        return predict_served(self.of(planned), planned.job, planned.layout, distinct_experts=planned.distinct_experts)
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
         """Return the estimator of a run, with its engine at its version."""
@@ -102,7 +102,7 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
     all_intervals = dict(prediction.intervals)
     if "tokens_per_second" in all_intervals:  # these are of one chip
         low, high = all_intervals["tokens_per_second"]
-        all_intervals["tokens_per_second"] = low * planned.plan.num_chips, high * planned.plan.num_chips
+        all_intervals["tokens_per_second"] = low * planned.layout.num_chips, high * planned.layout.num_chips
     return replace(
         row,
         predicted=predicted,
@@ -114,7 +114,7 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
 
 def metrics_of(planned: PlannedServing, prediction: ServingPrediction) -> dict[str, float]:
     """Return the predicted metrics that a run of this kind is compared with."""
-    rate = prediction.tokens_per_second_per_chip * planned.plan.num_chips
+    rate = prediction.tokens_per_second_per_chip * planned.layout.num_chips
     latency = prediction.request_latency.mean
     match planned.kind:
         case "ttft_only":

@@ -8,21 +8,25 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.plan import Pools, ServingPlan, StatedWorkers
+from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout, StatedWorkers
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving.setting import ServingSetting, read_given
 
 
-def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
-    """Return the requested plan, with the smallest tp that fits as the default, and notes."""
+def serving_layout(setting: ServingSetting, asked: ServingRequest) -> tuple[ServiceLayout, tuple[str, ...]]:
+    """Return the requested layout, of replicas or workers, with notes."""
+    return replicas_of(setting, asked) if asked.workers is None else (pools_of(setting, asked), ())
+
+
+def replicas_of(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingLayout, tuple[str, ...]]:
+    """Return the requested replicas, with the smallest tp that fits as the default, and notes."""
     read = read_given(asked, "tp", "pp", "ep", "attention_dp", "dcp", "pcp", "max_batch", "max_tokens", "replicas")
-    fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
-    fixed |= {name: value for name, value in read.items() if name != "replicas"}
+    fixed: dict[str, Any] = {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
     if "tp" not in read:
         fixed["tp"], reason = default_tp(setting, fixed)
         notes = (f"tp: not given; {fixed['tp']} {reason}",)
-    one = ServingPlan(**fixed)
+    one = ServingLayout(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
             "chips", setting.num_chips, f"a replica takes {one.chips_per_replica} ({one.label()})", "use more chips or lower degrees"
@@ -34,11 +38,11 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
     idle = setting.num_chips - replicas * one.chips_per_replica
     if idle:
         notes = (*notes, f"{idle} of {setting.num_chips} chips are idle; figures a chip count those that serve")
-    return ServingPlan(**{**fixed, "replicas": replicas}), notes
+    return ServingLayout(**{**fixed, "replicas": replicas}), notes
 
 
-def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
-    """Return the plan of prefill and decode workers.
+def pools_of(setting: ServingSetting, asked: ServingRequest) -> Pools:
+    """Return the requested prefill and decode workers.
 
     Open degrees follow the other fields: dcp of decode workers, pcp of prefill workers. By default attention and experts use all chips of a
     worker (tp over all of them for a dense model).
@@ -58,20 +62,18 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read.pop(name) for name in ("max_batch", "max_tokens") if name in read}
     of_decode, of_prompts = read_given(asked, "dcp"), read_given(asked, "pcp")
-    engine = str(asked.engine or setting.estimator.engine.name)
 
-    def worker(group: StatedWorkers, shared: Mapping[str, int]) -> ServingPlan:
+    def worker(group: StatedWorkers, shared: Mapping[str, int]) -> ServingLayout:
         given = {**shared, **read, **group.degrees}
         degrees: dict[str, Any] = worker_degrees(group.chips, given, has_experts=setting.job.model.experts is not None)
-        return ServingPlan(engine=engine, **degrees, **limits)
+        return ServingLayout(**degrees, **limits)
 
-    pools = Pools(
+    return Pools(
         prefill=worker(prefill, of_prompts),
         decode=worker(decode, of_decode),
         prefill_workers=prefill.count,
         decode_workers=decode.count,
     )
-    return ServingPlan(engine=engine, pools=pools)
 
 
 def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -> dict[str, int]:
@@ -124,7 +126,7 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     cuts = [tp for tp in fitting if cache_copies(job.model, tp) * pcp % shared == 0 and (pcp == 1 or shared in (1, pcp, tp * pcp))]
     tried = [tp for tp in cuts if tp * stage_chips_per_tp % fixed.get("ep", 1) == 0] or [shared]
     replicas = np.array([max(setting.num_chips // (tp * chips_per_tp), 1) for tp in tried])
-    plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
+    plans = [ServingLayout(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
     capacity, keeps_up = memory.sequences * replicas, "leave room for these requests"
     enough = memory.fits & (capacity >= (job.concurrency or _USUAL_REQUESTS * replicas))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import read_integer
 from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+from perfmodel.verbs.serving.plan import serving_layout
 from perfmodel.verbs.serving.remedies import find_remedies
 from perfmodel.verbs.serving.setting import ServingSetting, serving_setting
 from perfmodel.workload.models import hub_id_of
@@ -52,12 +53,12 @@ def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredictio
 
 def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
     """Return the prediction of a request with its setting. simulates: whether its times are those of a simulation."""
-    from perfmodel.cost.serving.pools import predict_plan
+    from perfmodel.cost.serving.pools import predict_layout
     from perfmodel.cost.serving.simulated import predict_served
 
     setting = serving_setting(asked)
-    plan, notes = serving_plan(setting, asked) if asked.workers is None else (pools_plan(setting, asked), ())
-    prediction = (predict_served if simulates else predict_plan)(setting.estimator, setting.job, plan)
+    layout, notes = serving_layout(setting, asked)
+    prediction = (predict_served if simulates else predict_layout)(setting.estimator, setting.job, layout)
     return setting, replace(priced(setting, prediction), notes=(*prediction.notes, *setting.notes, *notes))
 
 
@@ -122,7 +123,7 @@ def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[L
     try:
         hub_id = hub_id_of(prediction.job.model.name)
         model = hub_id if "/" in hub_id else "MODEL"
-        return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, model=model, chips_per_node=node)
+        return launch_lines(prediction.plan, setting.estimator.engine, model=model, chips_per_node=node)
     except InputError:
         return ()
 
@@ -145,11 +146,11 @@ def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list
     """Return every operator of a decode step and of a prefill in the prediction's formats; empty for disaggregated serving."""
     from perfmodel.cost.serving.boundness import operator_rows
 
-    if prediction.plan.pools is not None:
+    layout, job = prediction.plan.layout, prediction.job
+    if not isinstance(layout, ServingLayout):
         return []
-    job = prediction.job
     estimator = replace(setting.estimator, quantization=job.quantization, cache=job.kv_precision)  # a search chooses among formats
-    costs = estimator.times([prediction.plan])
+    costs = estimator.times([layout])
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
     rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
     return rows

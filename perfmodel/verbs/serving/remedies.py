@@ -13,6 +13,7 @@ from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.engine_formats import formats_on
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
@@ -40,7 +41,7 @@ def find_remedies(
 
     predict   prediction of a changed request; raises InputError for an invalid one
     """
-    plan, memory, usable = prediction.plan, prediction.memory, prediction.memory_usable
+    layout, memory, usable = prediction.plan.layout, prediction.memory, prediction.memory_usable
 
     def fitting(changes: Iterable[Change]) -> Iterator[Change]:
         """Yield the changes that fit, with the tp that follows from more chips."""
@@ -50,14 +51,14 @@ def find_remedies(
             except InputError:
                 continue
             if changed.fits:
-                yield {name: changed.plan.tp if name == "tp" else value for name, value in change.items()}
+                yield {name: changed.plan.to_dict()["tp"] if name == "tp" else value for name, value in change.items()}
 
     free_memory = usable - (memory["total"] - memory["cache"])
     kinds: list[Iterable[Change]] = []
-    if asked.tp is not None and asked.workers is None:  # else every tp on these chips was tried
-        kinds.append({"tp": tp} for tp in _DEGREES if plan.tp < tp <= cluster.num_chips)
+    if asked.tp is not None and isinstance(layout, ServingLayout):  # else every tp on these chips was tried
+        kinds.append({"tp": tp} for tp in _DEGREES if layout.tp < tp <= cluster.num_chips)
     if free_memory > 0.0 or memory["weights"] < usable:
-        most = plan.max_batch or engine.scheduling.max_batch
+        most = (layout.max_batch if isinstance(layout, ServingLayout) else 0) or engine.scheduling.max_batch
         kinds.append({"max_batch": batch} for batch in _BATCHES if batch < most)
         kinds.append([{"kv_precision": "fp8"}] if str(prediction.job.kv_precision) != "fp8" else [])
     narrower = narrower_formats(engine, cluster.chip, prediction.job.quantization.weight_bytes)

@@ -13,7 +13,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.frameworks.engine_layouts import cache_copies, why_no_context
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.planner.serving.launch import launch_lines
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.planner.serving.space import ServingSpace
@@ -29,7 +29,7 @@ SHARED = pytest.mark.parametrize(
 
 
 def plans(tp, *degrees):
-    return [ServingPlan(engine="vllm", tp=tp, dcp=dcp) for dcp in degrees]
+    return [ServingLayout(tp=tp, dcp=dcp) for dcp in degrees]
 
 
 def attended(queries, keys, values):
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, reason):
     of = replace_engine(estimator(model), engine)
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
     with pytest.raises(InputError, match=rf"dcp={dcp}: .*{reason}"):
-        of.predict(job, ServingPlan(engine=engine, tp=tp, dcp=dcp))
+        of.predict(job, ServingLayout(tp=tp, dcp=dcp))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes,
     of = replace_engine(estimator(model), engine)
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
     with pytest.raises(InputError, match=rf"pcp=2: .*{reason}"):
-        of.predict(job, ServingPlan(engine=engine, tp=2, pcp=2, **sizes))
+        of.predict(job, ServingLayout(tp=2, pcp=2, **sizes))
 
 
 def test_states_are_not_shared():
@@ -211,7 +211,7 @@ def test_states_are_not_shared():
     of.engine = of.engine.having(prefill_context="any")
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
     with pytest.raises(InputError, match="recurrent layers, whose tokens follow one another"):
-        of.predict(job, ServingPlan(engine="vllm", pcp=2))
+        of.predict(job, ServingLayout(pcp=2))
 
 
 def replace_engine(of, name):
@@ -221,27 +221,27 @@ def replace_engine(of, name):
 
 def test_a_degree_that_does_not_divide_tp_is_no_plan():
     with pytest.raises(InputError, match="dcp=3: must divide tp=8"):
-        ServingPlan(engine="vllm", tp=8, dcp=3)
-    assert ServingPlan(engine="vllm", tp=8, dcp=4).label() == "tp 8, dcp 4"
+        ServingLayout(tp=8, dcp=3)
+    assert ServingLayout(tp=8, dcp=4).label() == "tp 8, dcp 4"
     with pytest.raises(InputError, match=r"dcp=2: must be 1, pcp or tp \* pcp with pcp=4: .* use 1, 4, 32"):
-        ServingPlan(engine="vllm", tp=8, dcp=2, pcp=4)
+        ServingLayout(tp=8, dcp=2, pcp=4)
     with pytest.raises(InputError, match=r"ep=3: must divide tp \* pcp \* attention_dp = 32"):
-        ServingPlan(engine="vllm", tp=8, ep=3, pcp=4)
-    assert ServingPlan(engine="vllm", tp=8, dcp=32, pcp=4, ep=32).label() == "tp 8, pcp 4, ep 32, dcp 32"
+        ServingLayout(tp=8, ep=3, pcp=4)
+    assert ServingLayout(tp=8, dcp=32, pcp=4, ep=32).label() == "tp 8, pcp 4, ep 32, dcp 32"
     assert not why_no_context(load_model("deepseek-v3"))
 
 
 def test_a_search_holds_it_and_the_command_says_it():
     job = serving_job("llama-3-70b", "fp8", concurrency=8)
     search = searched(job, chips=16, space=ServingSpace(fixed={"dcp": 2}), limits=ServingLimits())
-    assert {plan.plan.dcp for plan in search.plans} == {2}
-    assert {plan.plan.tp for plan in search.plans} == {16}
+    assert {plan.plan.layout.dcp for plan in search.plans} == {2}
+    assert {plan.plan.layout.tp for plan in search.plans} == {16}
     assert search.left_out["dcp does not divide the copies of the cache"] > 0
-    (line,) = launch_lines(search.best.plan, search.best.prediction.job, load_engine("vllm"))
+    (line,) = launch_lines(search.best.plan, load_engine("vllm"))
     assert "--decode-context-parallel-size 2" in line.command
-    shared = replace(search.best.plan, pcp=2, dcp=1)
-    (line,) = launch_lines(shared, search.best.prediction.job, load_engine("vllm"))
+    shared = replace(search.best.plan, layout=replace(search.best.plan.layout, pcp=2, dcp=1))
+    (line,) = launch_lines(shared, load_engine("vllm"))
     assert "--prefill-context-parallel-size 2" in line.command
     assert any("needs vllm 0.26 or later" in note for note in line.notes)
-    plain = replace(search.best.plan, dcp=1)
-    assert "decode-context" not in launch_lines(plain, search.best.prediction.job, load_engine("vllm"))[0].command
+    plain = replace(search.best.plan, layout=replace(search.best.plan.layout, dcp=1))
+    assert "decode-context" not in launch_lines(plain, load_engine("vllm"))[0].command

@@ -18,7 +18,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import ServingJob, constant
@@ -85,7 +85,7 @@ def test_states_of_a_sequence(name: str, state: int, convolved: int) -> None:
 
 def test_states_are_an_operator_of_a_decode_step() -> None:
     """Products with the state: 4 H P N FLOP a token of Mamba-2; all of it is read and written."""
-    costs = estimator("nemotron-h-8b").times([ServingPlan(engine="vllm")])
+    costs = estimator("nemotron-h-8b").times([ServingLayout()])
     (row,) = (row for row in operator_rows(costs, phase="decode", sequences=16.0, cached=1024.0) if row.name == "mamba states")
     assert row.flops == 16 * 24 * 4 * 128 * 64 * 128
     assert row.bytes == 2 * 16 * cache_shape(costs.decode_program.model).state
@@ -98,7 +98,7 @@ def test_states_are_an_operator_of_a_decode_step() -> None:
 def test_a_decode_step_reads_weights_and_cache_once() -> None:
     """Llama 3 8B, 64 sequences of 2,048 tokens: no less than its bytes at the memory's rate, no more than half more."""
     of = estimator("llama-3-8b")
-    costs = of.times([ServingPlan(engine="vllm")])
+    costs = of.times([ServingLayout()])
     device = costs.decode(64.0, 2048.0)[0] - costs.parts(64.0, 2048.0)["host"][0]
     least = (2.0 * 7.5e9 + 64 * 2048 * 131072) / of.cluster.chip.memory.bandwidth
     assert least < device < 1.5 * least
@@ -106,7 +106,7 @@ def test_a_decode_step_reads_weights_and_cache_once() -> None:
 
 def test_narrowing_activations_in_kernels_of_its_own_costs_fp8_alone() -> None:
     """Four passes a layer: a part of their floors and their bytes; none in 16 bits."""
-    plan = ServingPlan(engine="vllm")
+    plan = ServingLayout()
     for name, least in (("fp8", 32 * 4 * 2e-6), ("bf16", 0.0)):
         apart = estimator("llama-3-8b", quantization=name)
         fused = replace(apart, engine=apart.engine.having(fuses_casts=True))
@@ -117,9 +117,9 @@ def test_narrowing_activations_in_kernels_of_its_own_costs_fp8_alone() -> None:
 def test_parts_add_up_and_plans_are_columns() -> None:
     of = estimator("mixtral-8x7b", quantization="fp8")
     plans = [
-        ServingPlan(engine="vllm", tp=2),
-        ServingPlan(engine="vllm", tp=4, ep=4),
-        ServingPlan(engine="vllm", tp=2, attention_dp=2, ep=4),
+        ServingLayout(tp=2),
+        ServingLayout(tp=4, ep=4),
+        ServingLayout(tp=2, attention_dp=2, ep=4),
     ]
     together = of.serve(job_of(of), plans)
     for at, plan in enumerate(plans):
@@ -132,7 +132,7 @@ def test_parts_add_up_and_plans_are_columns() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v2-lite", "gemma-3-12b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
 def test_no_step_gets_quicker_with_more_to_do(name: str) -> None:
-    costs = estimator(name).times([ServingPlan(engine="vllm", tp=2)])
+    costs = estimator(name).times([ServingLayout(tp=2)])
     by_batch = costs.decode(np.array([[1.0], [8.0], [64.0], [256.0]]), 2048.0)[:, 0]
     by_cache = costs.decode(32.0, np.array([[128.0], [1024.0], [8192.0]]))[:, 0]
     by_prompt = costs.prefill(np.array([[128.0], [1024.0], [8192.0]]))[:, 0]
@@ -144,7 +144,7 @@ def test_no_step_gets_quicker_with_more_to_do(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-3-8b", "gemma-3-12b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2"])
 def test_sequences_that_decode_attend_alike_with_and_without_prompts_in_their_step(name: str) -> None:
     """To latents of the cache, not to the heads that prompts expand them to."""
-    of = estimator(name).times([ServingPlan(engine="vllm", tp=2)])
+    of = estimator(name).times([ServingLayout(tp=2)])
     mixed, decode, prefill = (
         of.parts(sequences, 4096.0, prompt_tokens=tokens)["attention"] for sequences, tokens in ((64.0, 512.0), (64.0, 0.0), (0.0, 512.0))
     )
@@ -153,17 +153,17 @@ def test_sequences_that_decode_attend_alike_with_and_without_prompts_in_their_st
 
 def test_a_plan_that_does_not_fit_is_timed_all_the_same() -> None:
     of = estimator("llama-3-70b")
-    prediction = of.predict(job_of(of), ServingPlan(engine="vllm"))
+    prediction = of.predict(job_of(of), ServingLayout())
     assert not prediction.fits
     assert "weights take" in prediction.notes[0]
     assert prediction.tpot.mean > 0
-    assert of.predict(job_of(of), ServingPlan(engine="vllm", tp=4)).fits
+    assert of.predict(job_of(of), ServingLayout(tp=4)).fits
 
 
 def test_latent_caches_are_whole_on_every_chip_but_for_attention_dp() -> None:
     of = estimator("deepseek-v3", cluster="hgx-h200", quantization="fp8-block")
-    by_tp = of.predict(job_of(of), ServingPlan(engine="vllm", tp=8, ep=8))
-    by_dp = of.predict(job_of(of), ServingPlan(engine="vllm", attention_dp=8, ep=8))
+    by_tp = of.predict(job_of(of), ServingLayout(tp=8, ep=8))
+    by_dp = of.predict(job_of(of), ServingLayout(attention_dp=8, ep=8))
     assert by_dp.max_sequences > 4 * by_tp.max_sequences
     assert by_dp.memory["weights"] > by_tp.memory["weights"]
 
@@ -171,7 +171,7 @@ def test_latent_caches_are_whole_on_every_chip_but_for_attention_dp() -> None:
 def test_one_prompt_keeps_one_attention_rank_busy() -> None:
     """Experts receive a step's tokens once, not once for each rank; a rank's attention is the same with one prompt or one on each."""
     of = estimator("deepseek-v3", cluster="hgx-h200", quantization="fp8-block")
-    costs = of.times([ServingPlan(engine="vllm", attention_dp=8, ep=8)])
+    costs = of.times([ServingLayout(attention_dp=8, ep=8)])
     one, eight = (costs.parts(0.0, 0.0, prompt_tokens=2048.0, prompts=number) for number in (1.0, 8.0))
     assert one["attention"] == eight["attention"]
     assert eight["experts"][0] > 3 * one["experts"][0]
@@ -179,7 +179,7 @@ def test_one_prompt_keeps_one_attention_rank_busy() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     of = estimator("mixtral-8x7b")
-    for plan, words in ((ServingPlan(engine="vllm", tp=3), "tp=3"), (ServingPlan(engine="vllm", tp=16, ep=16), "experts")):
+    for plan, words in ((ServingLayout(tp=3), "tp=3"), (ServingLayout(tp=16, ep=16), "experts")):
         with pytest.raises(InputError, match=words):
             of.predict(job_of(of), plan)
     with pytest.raises(InputError, match="longer than"):
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_ranks_that_come_apart_and_caches_read_by_each_query_head_cost_what_they_say() -> None:
     base = estimator("llama-3-8b")
-    job, plan = job_of(base), ServingPlan(engine="vllm", tp=2)
+    job, plan = job_of(base), ServingLayout(tp=2)
 
     def step(**changed: object) -> dict[str, float]:
         of = replace(base, engine=base.engine.having(rank_skew_time=0.0, **changed))  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_a_library_without_kernels_for_few_rows_multiplies_them_one_after_the_ot
     base = estimator("llama-3-8b")
 
     def products(share: float, sequences: int, *, is_prompt: bool = False) -> float:
-        costs = replace(base, engine=base.engine.having(few_rows_fraction=share)).times([ServingPlan(engine="vllm")])
+        costs = replace(base, engine=base.engine.having(few_rows_fraction=share)).times([ServingLayout()])
         parts = costs.parts(float(sequences), 1024.0, prompt_tokens=2048.0 if is_prompt else 0.0)
         return float(parts["products"][0])
 
@@ -223,7 +223,7 @@ def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> No
 
     def attention(seconds: float) -> float:
         of = replace(base, engine=base.engine.having(sparse_attention_time=seconds))
-        return float(of.times([ServingPlan(engine="vllm", tp=8)]).parts(4.0, 4096.0)["attention"][0])
+        return float(of.times([ServingLayout(tp=8)]).parts(4.0, 4096.0)["attention"][0])
 
     assert attention(1e-4) - attention(0.0) == pytest.approx(base.model.num_hidden_layers * 1e-4)
 
@@ -231,7 +231,7 @@ def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> No
 def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own() -> None:
     """Twice the number of tokens reads twice the latents; shorter prompts share what they read."""
     of = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
-    costs = of.times([ServingPlan(engine="vllm", tp=8)])
+    costs = of.times([ServingLayout(tp=8)])
     top = of.model.latent.index_top if of.model.latent is not None else 0
     short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(tokens))["attention"][0]) for tokens in (top, 8192, 16384))
     assert 1.9 < longer / long < 2.6
@@ -242,7 +242,7 @@ def test_a_sampler_of_many_sequences_takes_memory_from_the_cache() -> None:
     """1,024 sequences over a vocabulary of 128,256 at 38 bytes are 4.99 GB, more than a pass of 8,192 tokens; 8 are nothing."""
     of = estimator("llama-3-8b")
     of.engine = of.engine.having(sampler_bytes=38.0)
-    many, few = (of.predict(job_of(of), ServingPlan(engine="vllm", max_batch=batch)).memory["activations"] for batch in (1024, 8))
+    many, few = (of.predict(job_of(of), ServingLayout(max_batch=batch)).memory["activations"] for batch in (1024, 8))
     assert many == 1024 * 128256 * 38
     assert few < 2e9
 
@@ -251,12 +251,12 @@ def test_a_sampler_of_many_sequences_takes_memory_from_the_cache() -> None:
 def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int) -> None:
     """On average over time, with four times the clients that fit. An engine that reserves answers runs what its cache holds in full."""
     of = estimator("llama-3.3-70b", quantization="fp8")
-    plan = ServingPlan(engine="vllm", tp=2)
+    plan = ServingLayout(tp=2)
     held = of.predict(job_of(of, input_len=constant(prompt), output_len=constant(answer)), plan).max_sequences
     job = job_of(of, input_len=constant(prompt), output_len=constant(answer), concurrency=int(4 * held))
     for reserves in (True, False):
         of.engine = of.engine.having(reserves_answers=reserves)
         prediction = of.predict(job, plan)
-        seen = simulate_replicas(of, prediction)
+        seen = simulate_replicas(of, prediction, plan)
         assert prediction.running == pytest.approx(seen.running, rel=0.08)
         assert (prediction.running == pytest.approx(held)) is reserves

@@ -71,12 +71,14 @@ def test_requests_of_one_length_march_where_prompts_run_first_alone():
 def test_two_pools_of_one_repeated_prompt_activate_few_experts_in_a_simulation_too():
     from perfmodel.cost.serving.simulated import predict_served
     from perfmodel.parallel.serving.request import ServingRequest
-    from perfmodel.verbs.serving.plan import pools_plan
+    from perfmodel.verbs.serving.plan import serving_layout
     from perfmodel.verbs.serving.setting import serving_setting
 
     moe = dict(model="qwen3-30b-a3b", workers="1x2:1x2", chips=4, tp=None, concurrency=16, output_len=64)
     asked = ServingRequest(**{**LLAMA, **moe})
     setting = serving_setting(asked)
-    few, many = (predict_served(setting.estimator, setting.job, pools_plan(setting, asked), distinct_experts=number) for number in (8, 0))
+    few, many = (
+        predict_served(setting.estimator, setting.job, serving_layout(setting, asked)[0], distinct_experts=number) for number in (8, 0)
+    )
     assert few.tpot.mean < 0.9 * many.tpot.mean
     assert few.ttft.mean < many.ttft.mean

@@ -19,7 +19,7 @@ from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.measurement import StepShape
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny
@@ -41,9 +41,7 @@ REAL = {
 def costs_of(name, *, tp, ep):
     bf16 = QUANTIZATIONS["bf16"]
     settings = dict(calibration=SPEC_SHEET, engine=load_engine("vllm"), quantization=bf16, cache=Dtype.BF16)
-    return ServingEstimator(model=load_model(name), cluster=load_cluster("dgx-h100"), **settings).times(
-        [ServingPlan(engine="vllm", tp=tp, ep=ep)]
-    )
+    return ServingEstimator(model=load_model(name), cluster=load_cluster("dgx-h100"), **settings).times([ServingLayout(tp=tp, ep=ep)])
 
 
 def assert_predicted(name, counts, shape, *, tp=1, ep=1):

@@ -12,7 +12,7 @@ from perfmodel.cost.serving.pools import predict_pools, serve_pools
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingLayout
 from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts
@@ -75,7 +75,7 @@ def test_no_split_of_two_layouts_tried_by_brute_force_is_better(long_prompts):
     job, of, _ = long_prompts
     space = ServingSpace(fixed={"tp": 4, "pp": 1})
     best_pools = found_pools(job, space=space)[1][0]
-    worker = ServingPlan(engine="vllm", tp=4)
+    worker = ServingLayout(tp=4)
     best = 0.0
     for x, y in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
         clients = np.arange(1, 200)
@@ -92,7 +92,7 @@ def test_a_load_that_is_given_is_the_load(long_prompts):
         asked = replace(job, **load)
         of, plans = found_pools(asked, objective=ServingObjective.LATENCY, top=1)
         assert plans[0].prediction.job == asked
-        again = predict_pools(of, asked, plans[0].plan)
+        again = predict_pools(of, asked, plans[0].plan.layout)
         assert again.request_latency.mean == pytest.approx(plans[0].prediction.request_latency.mean)
 
 
@@ -113,7 +113,7 @@ def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
     assert result.num_feasible == 0
     assert result.plans == result.disaggregated
     assert result.best.plan.label() in str(refusal.value)
-    alone = predict_pools(estimator_of(job), job, result.best.plan)
+    alone = predict_pools(estimator_of(job), job, result.best.plan.layout)
     assert alone.ttft.mean <= limits.ttft
     assert alone.tpot.mean <= limits.tpot
     assert limits.seen(alone) == {"ttft": alone.ttft.mean, "tpot": alone.tpot.mean, "request_latency": alone.request_latency.mean}
@@ -132,11 +132,11 @@ def test_the_front_is_one_of_both_kinds_of_plans():
     assert users == sorted(users, reverse=True)
     assert chips == sorted(chips)
     alone = searched(job, chips=CHIPS, limits=ServingLimits(ttft=5.0)).pareto
-    apart = [point for point in result.pareto if point.plan.pools is not None]
+    apart = [point for point in result.pareto if isinstance(point.layout, Pools)]
     assert apart
-    assert {point.plan for point in result.pareto} - {point.plan for point in apart} <= {point.plan for point in alone}
+    assert {point.layout for point in result.pareto} - {point.layout for point in apart} <= {point.layout for point in alone}
     point = apart[len(apart) // 2]
-    one = predict_pools(estimator_of(job), replace(job, concurrency=point.concurrency), point.plan)
+    one = predict_pools(estimator_of(job), replace(job, concurrency=point.concurrency), point.layout)
     assert (one.ttft.mean, one.tpot.mean) == (point.ttft, point.tpot)
 
 
@@ -155,7 +155,7 @@ def test_only_workers_for_prompts_share_them():
     job = serving_job("deepseek-v3", "fp8-block", input_len=32768, output_len=256)
     words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "with_pools": True}
     result = searched(job, space=ServingSpace(fixed={"pcp": 4}), **words)
-    assert {plan.plan.pcp for plan in result.plans} == {4}
+    assert {plan.plan.layout.pcp for plan in result.plans} == {4}
     assert result.disaggregated
     assert {(one.plan.pools.prefill.pcp, one.plan.pools.decode.pcp) for one in result.disaggregated} == {(4, 1)}
 

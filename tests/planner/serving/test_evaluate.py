@@ -43,7 +43,7 @@ def kept_shares(jobs, seed, at_rate=False):
         except InputError:
             continue
         of = replace(estimator_of(job, engine=engine), engine=load_engine(engine))
-        printed = predict_served(of, best.prediction.job, best.plan)
+        printed = predict_served(of, best.plan.job, best.plan.layout)
         assert printed == best.prediction
         other = with_simulation(of, printed, seed=17)
         kept.append(all(limits.seen(other)[name] <= limit for name, limit in limits.given().items()))
@@ -86,9 +86,9 @@ def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
     """Not for the baselines either, which are plans of the search."""
     asked = []
 
-    def counted(estimator, job, plan):
-        asked.append((plan, job.concurrency))
-        return predict_served(estimator, job, plan)
+    def counted(estimator, job, layout):
+        asked.append((layout, job.concurrency))
+        return predict_served(estimator, job, layout)
 
     monkeypatch.setattr(evaluate, "predict_served", counted)
     job, limits = serving_job("llama-3-8b", rate=20.0), ServingLimits(ttft=0.5, tpot=0.02)

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingLayout, ServingPlan
 from perfmodel.planner.serving.launch import launch_lines
 from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import serving_job
@@ -15,8 +15,12 @@ from tests.planner.serving.serving_searches import serving_job
 WIDE = {"tp": 2, "attention_dp": 4, "ep": 8, "max_batch": 16, "max_tokens": 4096}
 
 
+def _plan(job, engine, layout):
+    return ServingPlan(job=job, cluster="dgx-h100", engine=engine, layout=layout)
+
+
 def words_of(engine, job=None, **sizes):
-    (line,) = launch_lines(ServingPlan(engine=engine, **sizes), job or serving_job("deepseek-v3", "fp8-block"), load_engine(engine))
+    (line,) = launch_lines(_plan(job or serving_job("deepseek-v3", "fp8-block"), engine, ServingLayout(**sizes)), load_engine(engine))
     words = shlex.split(line.command)
     return line, dict(zip(words, [*words[1:], ""], strict=True))
 
@@ -60,9 +64,9 @@ def test_drafts_and_pools_have_their_flags(engine):
     job = serving_job("deepseek-v3", "fp8-block", speculation=Speculation(draft_tokens=2, acceptance=0.8))
     line, _ = words_of(engine, job, tp=8, ep=8)
     assert "speculative" in line.command + line.config
-    one = ServingPlan(engine=engine, tp=8, ep=8)
-    plan = ServingPlan(engine=engine, pools=Pools(prefill=one, decode=one, prefill_workers=2, decode_workers=3))
-    prefill, decode = launch_lines(plan, job, load_engine(engine))
+    one = ServingLayout(tp=8, ep=8)
+    layout = Pools(prefill=one, decode=one, prefill_workers=2, decode_workers=3)
+    prefill, decode = launch_lines(_plan(job, engine, layout), load_engine(engine))
     assert (prefill.copies, decode.copies) == (2, 3)
 
 

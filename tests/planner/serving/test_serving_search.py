@@ -11,7 +11,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective, terms
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model
@@ -38,13 +38,13 @@ def test_the_best_at_a_load_is_the_best_of_all_plans():
     job = serving_job(concurrency=48)
     result = searched(job, space=ServingSpace(max_tokens=()))
     of = estimator_of(job)
-    alone = [of.predict(job, ServingPlan(engine="vllm", tp=tp, pp=pp, replicas=8 // tp // pp)) for tp, pp in
+    alone = [of.predict(job, ServingLayout(tp=tp, pp=pp, replicas=8 // tp // pp)) for tp, pp in
              ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1))]  # fmt: skip
     best = max(alone, key=lambda row: row.tokens_per_second_per_chip)
     assert result.best.plan == best.plan
-    assert result.best.prediction == predict_served(of, job, best.plan)
+    assert result.best.prediction == predict_served(of, job, best.plan.layout)
     assert [row.tokens_per_second_per_chip for row in result.plans] == sorted(
-        (predict_served(of, job, row.plan).tokens_per_second_per_chip for row in alone), reverse=True
+        (predict_served(of, job, row.plan.layout).tokens_per_second_per_chip for row in alone), reverse=True
     )
     assert result.num_feasible + sum(result.rejected.values()) == result.num_evaluated
 
@@ -55,9 +55,9 @@ def test_the_largest_load_within_the_limits_is_found_exactly():
     result = searched(job, limits=limits)
     best, of = result.best, estimator_of(job)
     assert best.meets
-    plan, clients = best.plan, best.prediction.job.concurrency
-    assert clients == plan.max_batch * plan.replicas
-    held = predict_served(of, replace(job, concurrency=clients), plan)
+    layout, clients = best.plan.layout, best.plan.job.concurrency
+    assert clients == layout.max_batch * layout.replicas
+    held = predict_served(of, replace(job, concurrency=clients), layout)
     assert held == best.prediction
     assert held.ttft.mean <= 0.3
     assert held.tpot.mean <= 0.02
@@ -82,7 +82,7 @@ def test_the_front_goes_down():
 def test_latency_wants_one_client_and_cost_what_throughput_wants():
     job = serving_job()
     quick = searched(job, objective=ServingObjective.LATENCY)
-    assert quick.best.prediction.job.concurrency == quick.best.plan.replicas
+    assert quick.best.prediction.job.concurrency == quick.best.plan.layout.replicas
     assert quick.best.prediction.request_latency.mean == min(row.prediction.request_latency.mean for row in quick.plans)
     cheap = searched(job, objective=ServingObjective.COST, price_per_hour=2.0)
     per_chip = cheap.best.tokens_per_second_per_chip
@@ -168,10 +168,10 @@ def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
     job = serving_job("deepseek-v3", "fp8-block", input_len=65536, output_len=256)
     words = {"cluster": "hgx-h200", "chips": 16, "limits": ServingLimits(ttft=12.0)}
     plain = searched(job, **words)
-    assert {plan.plan.pcp for plan in plain.plans} == {1}
+    assert {plan.plan.layout.pcp for plan in plain.plans} == {1}
     asked = searched(job, space=ServingSpace(fixed={"pcp": 2}), **words)
-    assert {plan.plan.pcp for plan in asked.plans} == {2}
-    assert all(plan.plan.dcp in (1, 2, 2 * plan.plan.tp) for plan in asked.plans)
+    assert {plan.plan.layout.pcp for plan in asked.plans} == {2}
+    assert all(plan.plan.layout.dcp in (1, 2, 2 * plan.plan.layout.tp) for plan in asked.plans)
     every = searched(job, engine=load_engine("vllm").having(prefill_context_since=""), **words)
     assert every.best.tokens_per_second_per_chip >= max(search.best.tokens_per_second_per_chip for search in (plain, asked))
     assert every.num_evaluated > plain.num_evaluated
@@ -190,7 +190,7 @@ def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
     assert result.best.plan == best.plan
     assert result.best.prediction == best.prediction
     assert best.tokens_per_second_per_chip > 1.02 * alone[1].tokens_per_second_per_chip
-    without = next(plan for plan in result.plans if plan.plan.dcp == 1 and plan.plan.tp == best.plan.tp)
+    without = next(plan for plan in result.plans if plan.plan.layout.dcp == 1 and plan.plan.layout.tp == best.plan.layout.tp)
     assert "attention" in without.reason
 
 
@@ -199,7 +199,7 @@ def test_where_dcp_changes_nothing_there_is_none():
     job, engine = serving_job("llama-3-70b", "fp8", output_len=1, concurrency=1), load_engine("vllm").having(border_steps=0.0)
     space = ServingSpace(fixed={"tp": 16})
     plans = searched(job, chips=16, engine=engine, space=space, objective=ServingObjective.LATENCY).plans
-    assert [plan.plan.dcp for plan in plans] == [1, 2]
+    assert [plan.plan.layout.dcp for plan in plans] == [1, 2]
     assert plans[0].prediction.request_latency.mean == pytest.approx(plans[1].prediction.request_latency.mean, rel=0.05)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.validation.serving.cases import PlannedServing
 
@@ -29,14 +30,14 @@ def changed(**values):
 
 def stand_in(planned: PlannedServing) -> ServingPrediction:
     """A step reads the weights once from a memory of 2 TB/s; a prompt is computed at 300 TFLOP/s."""
-    job, plan = planned.job, planned.plan
-    size = job.model.num_parameters * job.quantization.weight_bytes / plan.num_chips
-    step, prefill = size / 2e12, 2 * job.model.num_active_parameters * job.input_len.mean / plan.num_chips / 3e14
+    job, layout = planned.job, planned.layout
+    size = job.model.num_parameters * job.quantization.weight_bytes / layout.num_chips
+    step, prefill = size / 2e12, 2 * job.model.num_active_parameters * job.input_len.mean / layout.num_chips / 3e14
     latency = prefill + (job.output_len.mean - 1) * step
     return ServingPrediction(
-        job=job, plan=plan, cluster=planned.hardware.chip, ttft=Spread(mean=prefill), tpot=Spread(mean=step), inter_token=Spread(mean=step),
+        plan=ServingPlan(job=job, cluster=planned.hardware.chip, engine=planned.engine, layout=layout), ttft=Spread(mean=prefill), tpot=Spread(mean=step), inter_token=Spread(mean=step),
         request_latency=Spread(mean=latency), decode_step=step, prefill_time=prefill, running=float(job.concurrency or 1), queued=0.0,
-        max_sequences=100.0, tokens_per_second_per_chip=(job.concurrency or 1) * job.output_len.mean / latency / plan.num_chips,
+        max_sequences=100.0, tokens_per_second_per_chip=(job.concurrency or 1) * job.output_len.mean / latency / layout.num_chips,
         requests_per_second=(job.concurrency or 1) / latency, memory={"weights": size}, memory_usable=8e10, parts={"weights": step},
         rests_on={}, fits=size < 8e10, fits_load=True, intervals={"tpot": (0.5 * step, 2.0 * step)},
     )  # fmt: skip

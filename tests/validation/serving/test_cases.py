@@ -11,8 +11,8 @@ from tests.validation.serving.serving_cases import CASE, DEEPSEEK, LLAMA, change
 
 def test_job_plan_and_engine_are_what_the_run_states():
     planned = plan_of_serving(CASE)
-    job, plan = planned.job, planned.plan
-    assert (plan.tp, plan.replicas, plan.engine, planned.hardware.chip, planned.kind) == (2, 1, "vllm", "h100-sxm-80gb", "serving")
+    job, layout = planned.job, planned.layout
+    assert (layout.tp, layout.replicas, planned.engine, planned.hardware.chip, planned.kind) == (2, 1, "vllm", "h100-sxm-80gb", "serving")
     assert (job.input_len.least, job.input_len.most, job.output_len.mean) == (819, 1024, 461.0)
     assert (job.concurrency, job.quantization.name, job.kv_precision, job.is_static) == (8, "fp8", Dtype.BF16, False)
     assert planned.assumed == ("kv_precision",)
@@ -21,7 +21,7 @@ def test_job_plan_and_engine_are_what_the_run_states():
 def test_experts_and_ranks_of_attention_follow_the_run():
     parallel = {"attention_dp": 8, "moe_tp": 1, "moe_ep": 8}
     planned = plan_of_serving(changed(model=DEEPSEEK, framework="trtllm 1.1.0", chips=8, tp=1, parallel=parallel, precision="nvfp4"))
-    assert (planned.plan.attention_dp, planned.plan.ep, planned.plan.expert_tp, planned.plan.num_chips) == (8, 8, 1, 8)
+    assert (planned.layout.attention_dp, planned.layout.ep, planned.layout.expert_tp, planned.layout.num_chips) == (8, 8, 1, 8)
     assert planned.job.kv_precision is Dtype.FP8  # as the checkpoints of that engine state it
     assert planned.job.quantization.name == "nvfp4"
     assert plan_of_serving(changed(model=DEEPSEEK, chips=8, tp=8)).job.quantization.name == "fp8-block"
@@ -36,9 +36,9 @@ def test_two_pools_are_workers_of_their_own():
         "decode_attention_dp": True,
     }
     case = changed(model=DEEPSEEK, chips=72, tp=None, pp=None, disaggregated=True, disagg=split, chip_id="gb200-nvl72", precision="nvfp4")
-    plan = plan_of_serving(case).plan
-    assert plan.num_chips == 72
-    assert (plan.pools.decode.attention_dp, plan.pools.decode.ep, plan.pools.prefill_workers) == (48, 48, 3)
+    pools = plan_of_serving(case).layout
+    assert pools.num_chips == 72
+    assert (pools.decode.attention_dp, pools.decode.ep, pools.prefill_workers) == (48, 48, 3)
 
 
 @pytest.mark.parametrize(

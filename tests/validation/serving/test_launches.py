@@ -20,10 +20,10 @@ BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64
 )
 def test_a_run_starts_as_its_scripts_say(framework, chip, max_batch, max_tokens, cache):
     planned = plan_of_serving(changed(model=BIG, framework=framework, chip_id=chip, kv_precision="fp8", batch=64))
-    assert (planned.plan.max_batch, planned.plan.max_tokens, planned.job.kv_precision) == (max_batch, max_tokens, cache)
+    assert (planned.layout.max_batch, planned.layout.max_tokens, planned.job.kv_precision) == (max_batch, max_tokens, cache)
 
 
 def test_other_benchmarks_start_as_engines_do():
     for values in ({"input_len_mean": None}, {"model": LLAMA}, {"framework": "sglang 0.5.8"}):
         planned = plan_of_serving(changed(**{"model": BIG, "kv_precision": "fp8", **values}))
-        assert (planned.plan.max_batch, planned.plan.max_tokens, planned.job.kv_precision) == (0, 0, Dtype.FP8)
+        assert (planned.layout.max_batch, planned.layout.max_tokens, planned.job.kv_precision) == (0, 0, Dtype.FP8)

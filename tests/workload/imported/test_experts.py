@@ -17,7 +17,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict
@@ -92,7 +92,7 @@ def rows_of(model, phase):
         model=model, cluster=load_cluster("dgx-h100"), calibration=SPEC_SHEET, engine=load_engine("vllm"),
         quantization=QUANTIZATIONS["bf16"], cache=Dtype.BF16,
     )  # fmt: skip
-    costs = estimator.times([ServingPlan(engine="vllm", tp=1)])
+    costs = estimator.times([ServingLayout(tp=1)])
     rows = [(row.name, row.flops, row.bytes) for row in operator_rows(costs, phase=phase, sequences=4, cached=512)]
     return rows, cache_shape(model).tokens_bytes(1, tp=1, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
 
