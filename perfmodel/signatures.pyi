@@ -29,7 +29,7 @@ from perfmodel.parallel.measured import AllocationSite as AllocationSite, Measur
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement
-from perfmodel.parallel.serving.plan import ServingPlan as ServingPlan
+from perfmodel.parallel.serving.plan import Pools as Pools, ServingLayout as ServingLayout, ServingPlan as ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction as ServingPrediction
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
@@ -183,7 +183,7 @@ def read_plan(
     """Return the plan of a plan file; a bare name is that of a shipped plan."""
 
 def write_plan(
-    plan: Plan,
+    plan: Plan | ServingPlan,
     path: str | Path,
 ) -> None:
     """Write a plan file atomically: to a temporary name, then renamed."""
@@ -776,7 +776,7 @@ def export_service(
 
     Options that the target cannot express raise InputError.
 
-    prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
+    prediction   of `serve`, or a file that `serve --save`, `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
     stem         name of the files without their endings
     """
@@ -1461,6 +1461,71 @@ def serve_operators(
     calibration: str | Path | Calibration | None = None,
 ) -> list[OperatorRow]:
     """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
+
+    Args:
+        model: A model's name (`perfmodel models`) or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use; with search and a load the fewest that hold it if left out.
+        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
+        output_len: Tokens of an answer, as input_len.
+        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
+        rate: In place of concurrency: requests a second, whenever they come.
+        prefix_hit: Share of a prompt's tokens that the cache holds already.
+        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
+        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
+        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
+        draft_tokens: Tokens drafted a step (speculative decoding).
+        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
+        draft_model: The model that drafts; the model's own module for further tokens if left out.
+        tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
+        pp: Pipeline-parallel degree.
+        ep: Expert-parallel degree: chips of a replica that split the experts.
+        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
+        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
+        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
+        replicas: Independent copies; all chips if left out.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
+        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
+        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+    """
+
+def serve_plan(
+    plan: ServingPlan | str | Path,
+    *,
+    model: str | Path | TransformerConfig | None = None,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
+    input_len: int | str | Lengths | None = None,
+    output_len: int | str | Lengths | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    engine: str | Path | Engine | None = None,
+    quantization: str | Quantization | None = None,
+    kv_precision: str | Dtype | None = None,
+    draft_tokens: int | None = None,
+    acceptance: float | str | None = None,
+    draft_model: str | Path | TransformerConfig | None = None,
+    tp: int | str | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
+    attention_dp: int | None = None,
+    dcp: int | None = None,
+    pcp: int | None = None,
+    replicas: int | None = None,
+    workers: str | None = None,
+    max_batch: int | str | None = None,
+    max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
+) -> ServingPrediction:
+    """Predict the plan of a service, or that of its file, as `serve` does.
+
+    Given fields replace those of the plan: another load the whole load, other workers or chips its degrees or replicas.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.

@@ -11,7 +11,7 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import argument, command, flag, option
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.words import Words, given_words
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
@@ -91,7 +91,7 @@ def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -
     yield Notes(notes(first.prediction))
 
 
-@command(assumed=options.ASSUMED, output=options.PLAIN_OUTPUT, files=Words(options.Files, only="plot"))
+@command(assumed=options.ASSUMED, output=options.output_options("wide json format"), files=Words(options.Files, only="plot"))
 def compare(
     plans: Annotated[list[str], argument("PLAN.yaml PLAN.yaml...", "Plan files, or expert plans by name.")],
     *,
@@ -99,7 +99,8 @@ def compare(
     output: Output,
     files: options.Files,
 ) -> None:
-    """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
+    """Compare plans side by side: time, its parts, memory, and the knobs that differ; of services latencies, throughput and cost."""
+    from perfmodel.parallel.plan_file import is_serving_plan
     from perfmodel.parallel.rows import table_rows
     from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job, prediction_object, short_names
     from perfmodel.verbs.api import compare_plans
@@ -107,6 +108,14 @@ def compare(
     output = files.check(output)
     if len(plans) < 2:
         raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
+    services = [plan for plan in plans if is_serving_plan(plan)]
+    if services:
+        if len(services) < len(plans):
+            raise InputError(f"compare: {one_line(services[0], 200)} is a plan of a service, and others train; compare plans of one kind")
+        if any(given_words(assumed).values()) or files.plot is not None:
+            raise InputError("compare: plans of services take no options; change them with `perfmodel serve PLAN`")
+        _compare_services(services, output)
+        return
     predictions = compare_plans(plans, **given_words(assumed))
     names = short_names(plans)
     files.draw(lambda figures: figures.predictions_figure(predictions, names=names))
@@ -126,3 +135,33 @@ def compare(
         return ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True))
 
     files.finish(Document(content=content, blocks=blocks, rows=rows), output)
+
+
+def _compare_services(plans: list[str], output: Output) -> None:
+    from perfmodel.report.predictions import short_names
+    from perfmodel.report.serving import serving_object
+    from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
+    from perfmodel.verbs.serving.predict import serve_plan
+
+    predictions = [serve_plan(plan) for plan in plans]
+    rows = [{"file": plan, **serving_row(prediction)} for plan, prediction in zip(plans, predictions, strict=True)]
+    varied = [name for name in _OF_SERVICE if len({str(row[name]) for row in rows}) > 1]
+
+    def blocks() -> Iterator[Block]:
+        lines = [
+            predicted_line({"plan file": name} | {field: row[field] for field in varied}, prediction, {})
+            for name, row, prediction in zip(short_names(plans), rows, predictions, strict=True)
+        ]
+        yield services_table(lines)
+
+    def content() -> dict[str, Any]:
+        return {"plans": [{"file": plan, **serving_object(prediction)} for plan, prediction in zip(plans, predictions, strict=True)]}
+
+    show(Document(content=content, blocks=blocks, rows=lambda: rows), output)
+
+
+#: Fields of which a comparison of services shows those that differ.
+_OF_SERVICE = (
+    *("model", "cluster", "chips", "engine", "quantization", "kv_precision", "input_len", "output_len", "concurrency", "rate"),
+    "prefix_hit",
+)

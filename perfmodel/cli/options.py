@@ -22,6 +22,7 @@ from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
+    from perfmodel.parallel.serving.plan import ServingPlan
     from perfmodel.planner.result import SearchResult
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun
@@ -65,7 +66,7 @@ class Files:
         check_csv(self.csv, output)
         return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
 
-    def save_plan(self, plan: Plan) -> None:
+    def save_plan(self, plan: Plan | ServingPlan) -> None:
         """Write a plan to the file of `--save`."""
         if self.save is not None:
             from perfmodel.parallel.plan_file import write_plan

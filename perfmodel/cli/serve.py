@@ -61,7 +61,7 @@ class WantedWords:
 #: Files that `serve` writes in addition to its output.
 _FILES = Words(
     options.Files,
-    only="csv plot report",
+    only="csv plot save report",
     helps={
         "csv": "Also write one line for each plan; - for standard output alone.",
         "plot": "Also draw: with --operators the roofline, with --search the front.",
@@ -73,7 +73,10 @@ _FILES = Words(
 @command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
     config: Annotated[
-        str, argument("[CONFIG]", "A launch line of vLLM, SGLang or TensorRT-LLM in a file; flags override its values.")
+        str,
+        argument(
+            "[PLAN|CONFIG]", "A saved plan (--save), or a launch line of vLLM, SGLang or TensorRT-LLM in a file; flags override its values."
+        ),
     ] = "",
     *,
     asked: ServingRequest,
@@ -117,8 +120,9 @@ def serve(
     line = _command(config, asked, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
     output, asked = files.check(output), replace(asked, assume=asked.assume or None)
     plot = files.plot
-    if files.csv is not None and (run or operators):
-        raise InputError("--csv: writes predictions of services; leave out --run and --operators")
+    for option, path in (("--csv", files.csv), ("--save", files.save)):
+        if path is not None and (run or operators):
+            raise InputError(f"{option}: writes predictions of services; leave out --run and --operators")
     _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
     if wanted.seed is not None and not simulated:
         raise InputError("--seed: goes with --simulate; add it, or leave --seed out")
@@ -133,16 +137,16 @@ def serve(
     if config:
         from perfmodel.verbs.configs import served_from
 
-        asked, setup = served_from(config, asked)
-        read = tuple(setup.described(verbose=output.verbose))
+        asked, setup = served_from(config, asked, is_searched=search)
+        read = () if setup is None else tuple(setup.described(verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     given = {name: getattr(asked, name) for name in absent}
     options.require(*((flag(name), None if value is None else str(value), absent[name]) for name, value in given.items()))
     requests = serving_requests(asked)
     if len(requests) > 1:
-        if operators or simulated or plot is not None or files.report is not None:
-            other = "--operators" if operators else "--simulate" if simulated else "--plot" if plot is not None else "--report"
+        others = {"--operators": operators, "--simulate": simulated, "--plot": plot, "--report": files.report, "--save": files.save}
+        if other := next((name for name, value in others.items() if value), ""):
             raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
         if search:
             _searches(requests, wanted.of_search(p99=p99, disaggregated=disaggregated), files, output)
@@ -240,6 +244,7 @@ def _predict(
     setting, prediction = serve_asked(asked)
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
         prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
+    files.save_plan(prediction.plan)
     launch, limits = launch_of(setting, prediction), limits_of(wanted.limits())
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report
@@ -327,6 +332,7 @@ def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: s
 
     setting, result = search_asked(asked, **arguments)
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
+    files.save_plan(result.best.plan)
     files.draw(lambda figures: figures.front_figure(result, line))
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report

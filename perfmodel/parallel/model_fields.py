@@ -1,4 +1,4 @@
-"""The model of a plan file: a name, all of its fields, or a network."""
+"""The model in a plan file: a name, all of its fields, or a network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_specs import PARTS, part_from_plain
+from perfmodel.workload.layer_specs import PARTS, part_from_plain, part_to_plain
 from perfmodel.workload.network_model import NetworkModel
+
+
+def model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
+    """Return all fields of a model as plain values."""
+    if isinstance(model, TransformerConfig):
+        values = {field.name: getattr(model, field.name) for field in fields(model)}
+        parts = {name: values.pop(name) for name in (*PARTS, "kinds")}
+        return values | {name: part_to_plain(part) for name, part in parts.items() if part}
+    sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
+    return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
 
 
 def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:

@@ -29,13 +29,12 @@ from perfmodel.parallel.layout import (
     ZeroStage,
     check_order,
 )
+from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.recompute_modules import lacking
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.layer_specs import PARTS, part_to_plain
-from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -151,7 +150,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
         "job": {
-            "model": _model_to_dict(job.model),
+            "model": model_to_dict(job.model),
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "precision": str(job.precision),
@@ -170,15 +169,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
         "calibration": plan.calibration,
     }
-
-
-def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
-    if isinstance(model, TransformerConfig):
-        values = {field.name: getattr(model, field.name) for field in fields(model)}
-        parts = {name: values.pop(name) for name in (*PARTS, "kinds")}
-        return values | {name: part_to_plain(part) for name, part in parts.items() if part}
-    sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
-    return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
 
 
 def _cuts_to_dict(plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.recompute_modules import MODULES, operators_of
+from perfmodel.parallel.serving.plan import SERVING_KIND, ServingPlan
+from perfmodel.parallel.serving.plan_file import serving_plan_to_dict, serving_request_of
+from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import is_model
 from perfmodel.workload.routing import routing_of
@@ -40,6 +43,8 @@ def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = Fals
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; see strategies/ for examples")
     kind = data.get("kind", _KIND)
+    if kind == SERVING_KIND:
+        raise InputError(f"{where}: kind={kind}: is a plan of a service; give it to `perfmodel serve`")
     if kind == _NETWORK_KIND:
         raise InputError(
             f"{where}: kind={kind}: is a plan of `perfmodel shard`, which only `perfmodel predict` and `perfmodel run` take; "
@@ -49,12 +54,7 @@ def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = Fals
         raise InputError(f"{where}: kind={one_line(repr(kind), 80)}: must be {_KIND}; correct it or leave it out")
     if not {"schema_version", "layout", "job"} & set(data):
         raise InputError(f"{where}: is no plan; give the file that `perfmodel predict ... --save plan.yaml` or a search writes")
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{where}: schema_version={shown(version)}: this perfmodel reads version {SCHEMA_VERSION}; "
-            "search again and save, or use the perfmodel that wrote the file"
-        )
+    _check_version(data, where)
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.parallel.schemas import PlanFile
@@ -64,6 +64,15 @@ def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = Fals
         return _plan(data)
     except InputError as error:
         raise InputError(f"{where}: {error.full}") from None
+
+
+def _check_version(data: Mapping[str, Any], where: str) -> None:
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{where}: schema_version={shown(version)}: this perfmodel reads version {SCHEMA_VERSION}; "
+            "search again and save, or use the perfmodel that wrote the file"
+        )
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
@@ -194,18 +203,34 @@ def read_plan(path: str | Path) -> Plan:
     return plan_from_dict(read_yaml(file), where=str(file), is_shipped=file == shipped)
 
 
-def write_plan(plan: Plan, path: str | Path) -> None:
+def is_serving_plan(path: str | Path) -> bool:
+    """Return whether a file is the plan of a service."""
+    try:
+        content = read_yaml(path) if Path(path).suffix in (".yaml", ".yml") and Path(path).is_file() else None
+    except (InputError, OSError, ValueError):  # the reader of plans reports the fault
+        return False
+    return isinstance(content, Mapping) and content.get("kind") == SERVING_KIND
+
+
+def read_serving_plan(path: str | Path) -> ServingRequest:
+    """Return the request that reproduces the plan of a file. Raises InputError that names the field."""
+    content = read_yaml(path)
+    _check_version(content, str(path))
+    return serving_request_of(content, where=str(path))
+
+
+def write_plan(plan: Plan | ServingPlan, path: str | Path) -> None:
     """Write a plan file atomically: to a temporary name, then renamed."""
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, (Plan, ServingPlan)):
         raise bad_field("plan", shown(plan), "must be a Plan", "read one, search one or make one")
     write_atomically(Path(path), plan_text(plan))
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan | ServingPlan) -> str:
     """Return the content of a plan file."""
     import yaml
 
-    content = plan_to_dict(plan)
+    content = plan_to_dict(plan) if isinstance(plan, Plan) else serving_plan_to_dict(plan)
     if not plan.calibration:
         del content["calibration"]  # the reader takes its own best calibration: numbers of one cluster do not apply to another
     return yaml.dump(content, sort_keys=False, default_flow_style=None, width=120)

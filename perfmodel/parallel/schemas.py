@@ -40,7 +40,7 @@ def _read_rules(value: object, field: str) -> None:
 
 _Whole = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]
 _Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-_Name = Annotated[Any, ReadBy(_read_text, {"type": ["string", "number"]})]
+PlanName = Annotated[Any, ReadBy(_read_text, {"type": ["string", "number"]})]
 
 
 class PlanRecord(FileModel):
@@ -116,7 +116,7 @@ def _knob(name: str, knob: Word) -> tuple[Any, Any]:
         return Annotated[Any, ReadBy(_read_rules, {"type": ["string", "object"]})], Field(OMITTED, description=about)
     if isinstance(knob.in_files, tuple):
         return list[str], Field(list(knob.in_files), description=about)
-    kind: Any = {int: _Whole, bool: bool}.get(knob.kind, _Name)
+    kind: Any = {int: _Whole, bool: bool}.get(knob.kind, PlanName)
     if knob.choices is not None:
         kind = Annotated[str, OneOf(knob.choices)]
     return kind, Field(False if knob.kind is bool else knob.in_files, description=about)
@@ -135,14 +135,14 @@ class _Plan(PlanRecord):
     source: Any = Field(OMITTED, description="where the plan is from", json_schema_extra={"type": "string"})
     notes: Any = Field(OMITTED, description="free text", json_schema_extra={"type": "string"})
     job: JobFile = Field(description="what is trained")
-    cluster: _Name = Field(description="name or path of a cluster, or a chip with its surroundings")
+    cluster: PlanName = Field(description="name or path of a cluster, or a chip with its surroundings")
     num_chips: _Whole = Field(description="chips of the plan")
     rule_set: Annotated[Any, ReadBy(_read_rules, {"type": "string"})] = Field(OMITTED, description="name of the rule set (old files)")
     recompute_operators: list[str] = Field(OMITTED, description="operators that run again in backward with recompute=selective")
     stage_layers: list[_Whole] | None = Field(OMITTED, description="layers of each pipeline stage; default: even stages")
-    profile: _Name = Field("megatron", description="framework or profile that runs it")
+    profile: PlanName = Field("megatron", description="framework or profile that runs it")
     settings: Annotated[Any, ReadBy(_read_settings, {"type": "object"})] = Field(OMITTED, description="configuration of the framework")
-    calibration: _Name = Field("", description="calibration; default: the best known of the chip")
+    calibration: PlanName = Field("", description="calibration; default: the best known of the chip")
     assignment: AssignmentFile = Field(OMITTED, description="a sharding for every operator, in place of rules")
 
 

@@ -128,10 +128,20 @@ def job_words(plan: Plan, asked: Request) -> Request:
     return replace(completed, settings={**plan.framework.settings, **asked.stated()})
 
 
-def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, ConfigSetup]:
-    """Return the request with missing fields taken from the launch line of a serving engine, and the parsed launch line."""
-    from perfmodel.configs.read import read_setup
+def served_from(path: Name, asked: ServingRequest, *, is_searched: bool = False) -> tuple[ServingRequest, ConfigSetup | None]:
+    """Return the request with missing fields taken from a serving plan, or from an engine's launch line, and the parsed launch line.
 
+    is_searched   a search follows: of a plan only the job, the cluster and the engine are taken
+    """
+    from perfmodel.configs.read import read_setup
+    from perfmodel.parallel.plan_file import is_serving_plan, read_serving_plan
+    from perfmodel.verbs.serving.plan import with_plan
+
+    if is_serving_plan(path):
+        return with_plan(asked, read_serving_plan(path), is_searched=is_searched), None
+
+    if not is_config(path) and Path(path).is_file():
+        raise InputError(f"{one_line(path, 200)}: is a plan of a training job; give it to `perfmodel predict`")
     if not Path(path).exists() and is_model(path):
         raise InputError(f"{one_line(path, 200)}: is a model; give it as --model {one_line(path, 200)}")
     setup = read_setup(str(path))

@@ -19,6 +19,7 @@ from perfmodel.foundation.resources import check_can_be_written, write_atomicall
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.plan import Plan, plan_facts
+from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -104,8 +105,10 @@ _SPACE_FOR_CHECKPOINT = 1.1
 
 
 def is_service(path: object) -> bool:
-    """Return whether a path is a prediction written by `serve --json`."""
-    return isinstance(path, (str, Path)) and Path(path).suffix == ".json" and "launch" in _content(path)
+    """Return whether a path is a serving plan, or a prediction written by `serve --json`."""
+    if not isinstance(path, (str, Path)):
+        return False
+    return is_serving_plan(path) or (Path(path).suffix == ".json" and "launch" in _content(path))
 
 
 def _content(path: Name) -> Mapping[str, Any]:
@@ -122,16 +125,22 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
 
     Options that the target cannot express raise InputError.
 
-    prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
+    prediction   of `serve`, or a file that `serve --save`, `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
     stem         name of the files without their endings
     """
     from perfmodel.report.serving import serving_object
     from perfmodel.verbs.serving.plan import serving_layout
+    from perfmodel.verbs.serving.predict import held_request, serve_plan
     from perfmodel.verbs.serving.setting import serving_setting
 
-    saved = serving_object(prediction) if isinstance(prediction, ServingPrediction) else _prediction_in(prediction)
-    asked = _asked(saved["plan"])
+    if not isinstance(prediction, ServingPrediction) and is_serving_plan(prediction):
+        prediction = serve_plan(prediction)
+    if isinstance(prediction, ServingPrediction):
+        saved, asked = _figures(serving_object(prediction)), held_request(prediction.plan)
+    else:
+        saved = _prediction_in(prediction)
+        asked = _asked(saved["plan"])
     setting = serving_setting(asked)
     engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
     family = family_of(engine)
@@ -175,9 +184,13 @@ def _prediction_in(path: Name) -> Mapping[str, Any]:
     saved = content.get("best", content)
     try:
         _asked(saved["plan"])
-        return {name: saved[name] for name in ("plan", "fits", "ttft", "tpot", "tokens_per_second_per_chip", "memory", "memory_usable")}
+        return _figures(saved)
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{one_line(path, 200)}: has no serving plan; write one with `perfmodel serve ... --json`") from None
+
+
+def _figures(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: saved[name] for name in ("plan", "fits", "ttft", "tpot", "tokens_per_second_per_chip", "memory", "memory_usable")}
 
 
 def _asked(plan: Mapping[str, Any]) -> ServingRequest:

@@ -23,6 +23,7 @@ from perfmodel.hardware.technology import ChipSpec, Technology
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.schemas import PlanFile, RuleSetFile
+from perfmodel.parallel.serving.schemas import ServingPlanFile
 from perfmodel.verbs.study import study_model
 
 _LONGEST_VALUE = 200
@@ -67,6 +68,7 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "profile": lambda: profile_model(ExecutionProfile),
     "engine": lambda: model_of(Engine, inline=tuple(ENGINE_GROUPS)),
     "plan": lambda: PlanFile,
+    "serving-plan": lambda: ServingPlanFile,
     "rule-set": lambda: RuleSetFile,
     "study": study_model,
     "case": lambda: import_module("perfmodel.validation.schemas").TrainingCaseFile,  # the web page has no such package

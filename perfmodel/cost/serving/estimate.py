@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,6 +113,7 @@ class ServingEstimator:
     engine          with its defaults on the chips of the cluster
     element_bytes   of activations and of unquantized weights
     prefill         the estimator of prefill workers on other chips; None: on the same
+    plan_names      `cluster`, `engine` and `calibration` of its plans, where they are not the names of these
 
     `distinct_experts` of its methods: experts activated by the tokens of a step if all requests are one prompt; 0: by even routing
     """
@@ -125,6 +126,7 @@ class ServingEstimator:
     cache: Dtype
     element_bytes: float = 2.0
     prefill: ServingEstimator | None = None
+    plan_names: Mapping[str, str] = field(default_factory=dict)
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -276,9 +278,8 @@ class ServingEstimator:
 
     def plan(self, job: ServingJob, layout: ServiceLayout) -> ServingPlan:
         """Return the plan of a layout on this cluster under this engine."""
-        sides = [self] if self.prefill is None else [self.prefill, self]
-        cluster = "+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in sides) if len(sides) > 1 else self.cluster.name
-        return ServingPlan(job=job, cluster=cluster, engine=self.engine.name, layout=layout)
+        names = {"cluster": self.cluster.name, "engine": self.engine.name} | dict(self.plan_names)
+        return ServingPlan(job=job, layout=layout, **names)
 
 
 def columns_of(plans: Layouts) -> ServingColumns:

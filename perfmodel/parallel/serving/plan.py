@@ -16,6 +16,8 @@ from perfmodel.workload.serving import ServingJob
 
 _SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
 _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
+SERVING_KIND = "serving"
+"""Value of `kind` in the file of a serving plan."""
 DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 
 

@@ -8,9 +8,32 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout, StatedWorkers
+from perfmodel.foundation.words import given_words
+from perfmodel.parallel.serving.plan import DEGREES, Pools, ServiceLayout, ServingLayout, StatedWorkers
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving.setting import ServingSetting, read_given
+
+#: Words of a plan in addition to its job, its cluster and its engine.
+_OF_LAYOUT = (*DEGREES, "replicas", "workers", "max_batch", "max_tokens")
+
+
+def with_plan(asked: ServingRequest, plan: ServingRequest, *, is_searched: bool = False) -> ServingRequest:
+    """Return the request with missing fields taken from a plan.
+
+    Another load replaces that of the plan, other workers or chips its degrees or replicas. is_searched: the layout is not taken.
+    """
+    held = given_words(plan)
+    without = list(_OF_LAYOUT) if is_searched else []
+    given = given_words(asked)
+    if given.keys() & {"concurrency", "rate"}:
+        without += ["concurrency", "rate"]
+    if "workers" in given:
+        without += [*DEGREES, "replicas"]
+    elif given.keys() & {"chips", "cluster", *DEGREES}:
+        without += ["replicas"]
+    if "model" in given:
+        without += ["draft_tokens", "acceptance", "draft_model", "quantization"]
+    return replace(asked, **{name: value for name, value in held.items() if name not in {*given, *without}})
 
 
 def serving_layout(setting: ServingSetting, asked: ServingRequest) -> tuple[ServiceLayout, tuple[str, ...]]:

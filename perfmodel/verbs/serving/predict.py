@@ -14,14 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import read_integer
+from perfmodel.foundation.values import check_name, read_integer
 from perfmodel.foundation.words import Words, takes
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import serving_layout
+from perfmodel.verbs.serving.plan import serving_layout, with_plan
 from perfmodel.verbs.serving.remedies import find_remedies
 from perfmodel.verbs.serving.setting import ServingSetting, serving_setting
+from perfmodel.verbs.setting import Name
 from perfmodel.workload.models import hub_id_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,24 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
     the largest number of requests that fits runs concurrently.
     """
     return serve_asked(asked)[1]
+
+
+@takes(asked=ServingRequest)
+def serve_plan(plan: ServingPlan | Name, *, asked: ServingRequest) -> ServingPrediction:
+    """Predict the plan of a service, or that of its file, as `serve` does.
+
+    Given fields replace those of the plan: another load the whole load, other workers or chips its degrees or replicas.
+    """
+    return serve_asked(with_plan(asked, held_request(plan)))[1]
+
+
+def held_request(plan: ServingPlan | Name) -> ServingRequest:
+    """Return the request that reproduces a plan, or the plan of a file."""
+    from perfmodel.parallel.plan_file import read_serving_plan
+    from perfmodel.parallel.serving.plan_file import serving_plan_to_dict, serving_request_of
+
+    check_name(plan, "plan", ServingPlan, "see `perfmodel serve --save`")
+    return serving_request_of(serving_plan_to_dict(plan)) if isinstance(plan, ServingPlan) else read_serving_plan(plan)
 
 
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:

@@ -15,7 +15,7 @@ from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.plan import cluster_text
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.requests import needs_chips
-from perfmodel.verbs.setting import find_cluster
+from perfmodel.verbs.setting import file_reference, find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
 from perfmodel.workload.imported.graph import ImportedGraph
@@ -68,7 +68,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     """Return the job, the cluster, the engine and their estimator. Raise InputError with all missing fields."""
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.serving.estimate import ServingEstimator
-    from perfmodel.frameworks.engine import DEFAULT_ENGINE, load_engine
+    from perfmodel.frameworks.engine import DEFAULT_ENGINE, Engine, load_engine
     from perfmodel.hardware.calibration import Calibration, Provenance, typical_fractions
 
     asked = with_workers_chips(asked)
@@ -109,6 +109,12 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         **read_given(asked, "kv_precision"),
     )
 
+    plan_names = {"cluster": reference}
+    if asked.engine is not None and not isinstance(asked.engine, Engine):
+        plan_names["engine"] = file_reference(asked.engine)
+    if asked.calibration is not None and not isinstance(asked.calibration, Calibration):
+        plan_names["calibration"] = file_reference(asked.calibration)
+
     def estimator(on: Cluster, prefill: ServingEstimator | None = None) -> ServingEstimator:
         calibration = (
             asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(on.chip, asked.calibration or "")
@@ -123,6 +129,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             quantization=quantization,
             cache=job.kv_precision,
             prefill=prefill,
+            plan_names=plan_names,
         )
 
     price = cluster.mean_chip(lambda chip: chip.price_per_hour)

@@ -34,8 +34,9 @@ def stand_in(planned: PlannedServing) -> ServingPrediction:
     size = job.model.num_parameters * job.quantization.weight_bytes / layout.num_chips
     step, prefill = size / 2e12, 2 * job.model.num_active_parameters * job.input_len.mean / layout.num_chips / 3e14
     latency = prefill + (job.output_len.mean - 1) * step
+    plan = ServingPlan(job=job, cluster=planned.hardware.chip, engine=planned.engine, layout=layout)
     return ServingPrediction(
-        plan=ServingPlan(job=job, cluster=planned.hardware.chip, engine=planned.engine, layout=layout), ttft=Spread(mean=prefill), tpot=Spread(mean=step), inter_token=Spread(mean=step),
+        plan=plan, ttft=Spread(mean=prefill), tpot=Spread(mean=step), inter_token=Spread(mean=step),
         request_latency=Spread(mean=latency), decode_step=step, prefill_time=prefill, running=float(job.concurrency or 1), queued=0.0,
         max_sequences=100.0, tokens_per_second_per_chip=(job.concurrency or 1) * job.output_len.mean / latency / layout.num_chips,
         requests_per_second=(job.concurrency or 1) / latency, memory={"weights": size}, memory_usable=8e10, parts={"weights": step},
