@@ -64,9 +64,10 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
             rule = "lacks dims or sizes that every import has; import the module again"
             raise InputError(f"model={graph.name}: operator {vertex.name} {rule}")
     wiring = Wiring(graph)
-    _refuse_unknown(wiring)
+    for at, vertex in enumerate(graph.vertices):
+        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(output.is_index for output in vertex.outputs)):
+            raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
     layers, head = _layers(wiring)
-    _refuse_differing(wiring, layers)
     return _checked(wiring, name or graph.name, layers, head)
 
 
@@ -97,14 +98,9 @@ class _Layer:
     has_norm_after: bool
 
 
-def _refuse_unknown(wiring: Wiring) -> None:
-    for at, vertex in enumerate(wiring.graph.vertices):
-        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(output.is_index for output in vertex.outputs)):
-            raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
-
-
 def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
-    """Return the layers and the product that computes the logits."""
+    """Return the layers and the product that computes the logits. Refuse layers that differ, except between dense and expert
+    feed-forwards."""
     attentions = find_attentions(wiring)
     if not attentions:
         raise InputError(f"model={wiring.graph.name}: has no attention, so no cache and no decode step")
@@ -124,11 +120,6 @@ def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
         after = is_normed_after(wiring, mixer, min(products))
         shares = is_parallel and source == wiring.source(mixer.first)
         layers.append(_Layer(mixer=mixer, feed_forward=feed_forward, is_parallel=is_parallel, shares_norm=shares, has_norm_after=after))
-    return layers, head
-
-
-def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
-    """Refuse layers that differ, except between dense and expert feed-forwards."""
     first: dict[str, _Layer] = {}
     for layer in layers:
         known = first.setdefault(_feed_forward(layer), layer)
@@ -141,6 +132,7 @@ def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
         if differences:
             rule = f"is in a layer unlike the first ({', '.join(differences)}); decoders have equal layers"
             raise wiring.refused(layer.mixer.attention, rule)
+    return layers, head
 
 
 def _feed_forward(layer: _Layer) -> FeedForward:
