@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Pass, Product, Stream, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operator, Pass, Product, Stream, TensorRole, Work
 
 
 def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:
@@ -41,7 +41,13 @@ def _without_gradients(operator: Operator, has: Mapping[str, bool], trained: Col
         # Its backward work is for parameters, which do not get the gradient passed on.
         return operator if any(operand.tensor in trained for operand in operator.inputs) else replace(operator, backward=())
     backward = tuple(work for original in operator.backward if (work := _work(original, len(operator.inputs), without)) is not None)
-    return replace(operator, backward=backward, saved=_saved(operator, backward))
+    saved = operator.saved
+    products = [work for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
+    if products and len(products) == len(operator.backward):
+        # Each remaining product computes the gradient of one input from the others, and reads only these.
+        left = {work.gradient_of for work in backward if isinstance(work, Product)}
+        saved = tuple(data for data in saved if data.of is None or left - {data.of})
+    return replace(operator, backward=backward, saved=saved)
 
 
 def _work(work: Work, num_inputs: int, without: Collection[int]) -> Work | None:
@@ -56,15 +62,6 @@ def _work(work: Work, num_inputs: int, without: Collection[int]) -> Work | None:
                 return None
             return replace(work, accesses=tuple(data for data in work.accesses if data not in needless)) if needless else work
     return work
-
-
-def _saved(operator: Operator, backward: tuple[Work, ...]) -> tuple[Data, ...]:
-    """Return the saved data that the remaining products read: each computes the gradient of one input from the others."""
-    gradient_inputs = [work.gradient_of for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
-    if not gradient_inputs or len(gradient_inputs) < len(operator.backward):
-        return operator.saved
-    left = {work.gradient_of for work in backward if isinstance(work, Product)}
-    return tuple(data for data in operator.saved if data.of is None or left - {data.of})
 
 
 __all__ = ["with_frozen"]

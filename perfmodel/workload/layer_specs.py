@@ -206,25 +206,21 @@ def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerS
         num_leading += 1
     turn = "layers" if len(types) - num_leading > 1 else ""
     main = max(types, key=lambda layer_type: (counts[layer_type], layer_type[1] == "experts"))
-    return tuple(
-        LayerSpec(
-            name="layer" if layer_type == main else _kind_name(layer_type, types),
-            count=counts[layer_type],
-            mixer=layer_type[0],
-            feed_forward=layer_type[1],
+    kinds = []
+    for index, (mixer, feed_forward) in enumerate(types):
+        words: list[str] = []
+        if (mixer, feed_forward) != main:  # a name of the parts that not all kinds have
+            words += [mixer] if mixer != "none" and any(other != mixer for other, _ in types) else []
+            words += [feed_forward] if feed_forward != "none" and any(other != feed_forward for _, other in types) else []
+        kind = LayerSpec(
+            name="_".join((*words, "layer")),
+            count=counts[mixer, feed_forward],
+            mixer=mixer,
+            feed_forward=feed_forward,
             turn=turn if index >= num_leading else "",
         )
-        for index, layer_type in enumerate(types)
-    )
-
-
-def _kind_name(layer_type: tuple[Mixer, FeedForward], types: Sequence[tuple[Mixer, FeedForward]]) -> str:
-    """Return a name of the parts that not all kinds have."""
-    mixer, feed_forward = layer_type
-    words: list[str] = [mixer] if len({kind_mixer for kind_mixer, _ in types}) > 1 and mixer != "none" else []
-    if len({kind_feed_forward for _, kind_feed_forward in types}) > 1 and feed_forward != "none":
-        words.append(feed_forward)
-    return "_".join((*words, "layer"))
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[LayerSpec, ...]:
