@@ -116,10 +116,14 @@ def word(help: str, *, default: object = None, **more: Any) -> Any:
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
-@cache
 def words_of(record: type) -> Mapping[str, Word]:
     """Return the words of a record by name, in its order."""
-    return {entry.name: entry.metadata["word"] for entry in fields(cast(Any, record))}
+    return _words_of(cast(Any, record))
+
+
+@cache
+def _words_of(record: Any) -> Mapping[str, Word]:
+    return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
 def given_words(record: object) -> dict[str, Any]:

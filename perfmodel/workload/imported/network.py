@@ -331,8 +331,8 @@ class _Builder:
         repeated = repeated_axis(vertex)
         unsplit = []
         for piece, name in names.items():
-            dim = piece.key[-1]
-            is_unsplit = piece.inner >= part if dim == axis else dim in vertex.unsplit and dim != repeated
+            of = piece.key[-1]
+            is_unsplit = piece.inner >= part if of == axis else of in vertex.unsplit and of != repeated
             if is_unsplit or piece in self.never_cut:
                 unsplit.append(name)
         # The layer is the module path up to its first number ("encoder.3"), or its first name.
