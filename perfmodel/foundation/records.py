@@ -50,9 +50,7 @@ def _item_name(name: str, key: str) -> str:
     return key if name == "peaks" else name
 
 
-@lru_cache(maxsize=64)
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints = lru_cache(maxsize=64)(typing.get_type_hints)
 
 
 def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:

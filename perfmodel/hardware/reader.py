@@ -292,9 +292,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, Price]:
 _PRICE_COLUMNS = ("chip", "date", "per_hour", "low", "high", "provenance", "source")
 
 
-@lru_cache(maxsize=1)
-def _shipped_prices() -> dict[str, Price]:
-    return load_prices()
+_shipped_prices = lru_cache(maxsize=1)(load_prices)
 
 
 def _names(folder: str) -> tuple[str, ...]:
@@ -352,7 +350,11 @@ def _chip(data: Mapping[str, Any]) -> Chip:
     memory, on_chip, facts = data["memory"], data.get("on_chip", {}), data["facts"]
     scale_up = [_tier(tier, f"scale_up.{number}") for number, tier in enumerate(data.get("scale_up", ()))]
     scale_out = [_tier(data["scale_out"], "scale_out")] if "scale_out" in data else []
-    for group in _stated_groups(data):
+    groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
+    groups += ["memory_usable"] if "usable_capacity" in memory else []
+    groups += [name for name in ("host_link", "matmul_fraction", "tdp") if name in data]
+    groups += ["node"] if "chips_per_node" in data else []
+    for group in groups:
         if group not in facts:
             raise bad_field("facts", group, "every number has a provenance and a source", f"add facts.{group}")
     price = _shipped_prices().get(data["name"])
@@ -408,14 +410,6 @@ def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]
     """Return the common provenance of a group of tiers; empty without tiers."""
     stated = {tier.provenance for tier in tiers}
     return {group: stated.pop() if len(stated) == 1 else "mixed"} if stated else {}
-
-
-def _stated_groups(data: Mapping[str, Any]) -> list[str]:
-    """Return the groups of facts for which this chip file states numbers."""
-    groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
-    groups += ["memory_usable"] if "usable_capacity" in data["memory"] else []
-    groups += [name for name in ("host_link", "matmul_fraction") if name in data]
-    return groups + (["tdp"] if "tdp" in data else []) + (["node"] if "chips_per_node" in data else [])
 
 
 def _cluster(data: Mapping[str, Any], chip: Chip) -> Cluster:

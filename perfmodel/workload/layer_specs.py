@@ -232,18 +232,13 @@ def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[Laye
         if kind not in last:
             counts[kind.name] = min(kind.count, left)
             left -= counts[kind.name]
-    counts |= _shared_out(left, {kind.name: kind.count for kind in last})
+    # Remainders go to the largest fractions first, at equality to those with none.
+    total = sum(kind.count for kind in last)
+    counts |= {kind.name: left * kind.count // total for kind in last}
+    short = sorted(last, key=lambda kind: (-(left * kind.count % total), counts[kind.name] > 0))
+    for kind in short[: left - sum(counts[kind.name] for kind in last)]:
+        counts[kind.name] += 1
     return tuple(replace(kind, count=counts[kind.name]) for kind in kinds if counts[kind.name])
-
-
-def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """Divide a total in proportion; remainders go to the largest fractions first, at equality to those with none."""
-    total_shares = sum(shares.values())
-    counts = {name: total * share // total_shares for name, share in shares.items()}
-    short = sorted(shares, key=lambda name: (-(total * shares[name] % total_shares), counts[name] > 0))
-    for name in short[: total - sum(counts.values())]:
-        counts[name] += 1
-    return counts
 
 
 #: Field of a `TransformerConfig` -> type of its record.

@@ -20,7 +20,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, layer_parts
 from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
-from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
+from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, Reach
 from perfmodel.workload.imported.mixers import ImportedMixer, is_normed_after, is_normed_before, read_mixer
 from perfmodel.workload.imported.wiring import Wiring, difference, is_choice
 from perfmodel.workload.layer_specs import FeedForward, Mixer
@@ -59,8 +59,16 @@ def _with_unit(data: Any, name: str) -> Any:
 
 def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
     """Return the decoder of the module. Raises InputError with the first part that no decoder has."""
-    for vertex in graph.vertices:
-        if not _is_whole(vertex):
+    for vertex in graph.vertices:  # a file may have been edited
+        operands = (*vertex.inputs, *vertex.outputs)
+        if vertex.kind is ImportedKind.ATTENTION:
+            is_complete = {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
+        elif vertex.kind is ImportedKind.MATMUL or is_choice(vertex):
+            has_sizes = all(operand.shape and min(operand.shape) > 0 for operand in operands)
+            is_complete = bool(vertex.inputs) and bool(vertex.outputs) and has_sizes
+        else:
+            is_complete = vertex.kind is not ImportedKind.EMBEDDING or all(op.shape for op in vertex.inputs if op.parameter)
+        if not is_complete:
             rule = "lacks dims or sizes that every import has; import the module again"
             raise InputError(f"model={graph.name}: operator {vertex.name} {rule}")
     wiring = Wiring(graph)
@@ -232,16 +240,6 @@ def _reach(wiring: Wiring, layers: Sequence[_Layer]) -> Values:
 
 UNBOUNDED = 2**20
 """[token] Longest context of a module without a position table."""
-
-
-def _is_whole(vertex: ImportedVertex) -> bool:
-    """Return whether a vertex has the dims and sizes that its kind needs: a file may have been edited."""
-    if vertex.kind is ImportedKind.ATTENTION:
-        return {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
-    if vertex.kind is ImportedKind.MATMUL or is_choice(vertex):
-        operands = (*vertex.inputs, *vertex.outputs)
-        return bool(vertex.inputs) and bool(vertex.outputs) and all(operand.shape and min(operand.shape) > 0 for operand in operands)
-    return vertex.kind is not ImportedKind.EMBEDDING or all(operand.shape for operand in vertex.inputs if operand.parameter)
 
 
 __all__ = ["decoder_of", "is_saved_graph", "read_graph", "description_of"]

@@ -58,7 +58,16 @@ def read_feed_forward(wiring: Wiring, products: Sequence[int], hidden: int, atte
     operators = [wiring.vertex(at) for at in range(min(products), max(products))]
     names = [name for vertex in operators if vertex.kind is ImportedKind.ELEMENTWISE for name in vertex.functions]
     activation = next((name for name in names if name in ACTIVATIONS), "gelu")
-    choices = [choice for at in range(min(products), end) if (choice := _choice(wiring, at, products)) is not None]
+    choices = []
+    for at in range(min(products), end):  # selections that read the output of exactly one of the products
+        vertex = wiring.vertex(at)
+        axis = vertex.unsplit[:1] or vertex.reduced[:1]
+        if axis and is_choice(vertex):
+            routers = wiring.products_before(at, first=min(products))
+            if len(routers) == 1 and routers <= set(products):
+                top = vertex.outputs[0].shape[-1] if vertex.function == "topk" else 1
+                entries = vertex.inputs[0].num_elements
+                choices.append(_Choice(at=at, router=min(routers), top=top, among=vertex.dims[axis[0]], entries=entries))
     if choices:
         experts = _experts(wiring, products, hidden, choices)
         return ImportedFeedForward(dense=None, experts=experts, activation=activation)
@@ -87,19 +96,6 @@ def _mlp(wiring: Wiring, ups: Sequence[int], down: int, hidden: int, experts: in
 
 
 # --- experts ----------------------------------------------------------------------------------------------------------------------
-
-
-def _choice(wiring: Wiring, at: int, products: Sequence[int]) -> _Choice | None:
-    """Return the selection at a vertex if it reads the output of exactly one of these products; else None."""
-    vertex = wiring.vertex(at)
-    if not is_choice(vertex):
-        return None
-    axis = vertex.unsplit[:1] or vertex.reduced[:1]
-    routers = wiring.products_before(at, first=min(products))
-    if not axis or len(routers) != 1 or not routers <= set(products):
-        return None
-    top = vertex.outputs[0].shape[-1] if vertex.function == "topk" else 1
-    return _Choice(at=at, router=routers.pop(), top=top, among=vertex.dims[axis[0]], entries=vertex.inputs[0].num_elements)
 
 
 def _experts(wiring: Wiring, products: Sequence[int], hidden: int, choices: Sequence[_Choice]) -> Experts:
