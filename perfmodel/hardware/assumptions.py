@@ -76,7 +76,15 @@ class Assumptions:
                     raise InputError(f"assume={name}: {target or 'nothing'} is no cluster and no chip{suggest(target, priced)}")
                 prices[target] = _positive(value, word)
             elif name in constants:
-                constants[name] = _replaced(constants[name], _in_unit(value, constants[name], word))
+                constant = constants[name]
+                unit = constant.unit.removeprefix("1")  # a rate: 0.004/day
+                has_unit = bool(unit) and isinstance(value, str) and value.strip().endswith(unit)
+                number = _positive(str(value).strip().removesuffix(unit) if has_unit else value, word)
+                # A bare number of another magnitude is assumed to be in another unit.
+                if not has_unit and not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
+                    rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
+                    raise bad_field(word, value, rule, f"write {name}={constant.value:g}{unit}")
+                constants[name] = _replaced(constant, number)
             else:
                 known = (*constants, LOCATION, PRICE)
                 raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
@@ -114,17 +122,6 @@ def load_assumptions() -> Assumptions:
 
 def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
     return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
-
-
-def _in_unit(value: float | str, constant: Assumption, field: str) -> float:
-    """Return a number in the unit of the constant, which may follow it. A bare number of another magnitude is rejected as another unit."""
-    unit = constant.unit.removeprefix("1")  # a rate: 0.004/day
-    has_unit = bool(unit) and isinstance(value, str) and value.strip().endswith(unit)
-    number = _positive(str(value).strip().removesuffix(unit) if has_unit else value, field)
-    if not has_unit and not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
-        rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
-        raise bad_field(field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}{unit}")
-    return number
 
 
 def _positive(value: float | str, field: str) -> float:

@@ -59,7 +59,12 @@ def local_cluster(*, num_chips: int | None = None, proc: Path = Path("/proc")) -
     largest = max(MAX_LOCAL_PROCESSES, cores)
     if not 1 <= processes <= largest:
         raise bad_field("num_chips", processes, f"localhost runs 1 to {largest} processes ({cores} cores)", "use fewer chips")
-    chip = _chip(cpuinfo, memory=_available_memory(meminfo) / max(processes, cores))
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    if match is None:
+        raise InputError("localhost: /proc/meminfo says neither MemAvailable nor MemTotal; describe the machine in a cluster file")
+    available = int(match[1]) * 1024
+    memory = float(min(available, _container_limit("memory.max", available)))
+    chip = _chip(cpuinfo, memory=memory / max(processes, cores))
     link = Link(bandwidth=_ASSUMED_LOOPBACK_BANDWIDTH, pair_bandwidth=_ASSUMED_LOOPBACK_BANDWIDTH, latency=_ASSUMED_LOOPBACK_LATENCY)
     loopback = NetworkTier(
         name="loopback",
@@ -142,12 +147,3 @@ def _container_limit(name: str, default: int) -> int:
         return int(words[0]) // int(words[1]) if len(words) > 1 else int(words[0])
     except (OSError, ValueError, ZeroDivisionError):
         return default
-
-
-def _available_memory(meminfo: str) -> float:
-    """Return the bytes of memory that are available for new processes."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    if match is None:
-        raise InputError("localhost: /proc/meminfo says neither MemAvailable nor MemTotal; describe the machine in a cluster file")
-    available = int(match[1]) * 1024
-    return float(min(available, _container_limit("memory.max", available)))
