@@ -22,6 +22,7 @@ MAX_NODES = 10**6
 """Largest number of values in one file, with the values of an alias counted at every use."""
 MOST_DIGITS = 40
 MOST_FAULTS = 10
+_MOST_NAMED = 8
 _PIPE_PATIENCE = 10.0  # s, timeout for the first byte of a pipe
 
 
@@ -207,17 +208,14 @@ def listed(sentences: Sequence[str]) -> str:
         field, colon, fault = sentence.partition(": ")
         is_of_field = bool(colon) and "=" not in field
         fields.setdefault(fault if is_of_field else sentence, []).extend([field] if is_of_field else [])
-    faults = [f"{_named(names)}: {fault}" if names else fault for fault, names in fields.items()]
+    faults = []
+    for fault, names in fields.items():
+        if names:
+            group = names[0][: names[0].rfind(".") + 1] if "/" in names[0] else ""  # a path is named once
+            first, *others = names
+            fault = f"{first_of([first, *(name.removeprefix(group) for name in others)], _MOST_NAMED)}: {fault}"
+        faults.append(fault)
     if len(faults) == 1:
         return faults[0]
     first = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_FAULTS], 1))
     return f"{len(sentences)} faults: {first}" + (f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else "")
-
-
-_MOST_NAMED = 8
-
-
-def _named(fields: Sequence[str]) -> str:
-    first, *others = fields
-    group = first[: first.rfind(".") + 1] if "/" in first else ""  # a path is named once
-    return first_of([first, *(name.removeprefix(group) for name in others)], _MOST_NAMED)

@@ -25,11 +25,13 @@ def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
 def record_to_data(value: Any, *, name: str = "") -> Any:
     """Return plain data with units; fields with their default value are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: record_to_data(getattr(value, field.name), name=field.name)
-            for field in dataclasses.fields(value)
-            if not _is_default(field, getattr(value, field.name))
-        }
+        data = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if default is dataclasses.MISSING or item != default:
+                data[field.name] = record_to_data(item, name=field.name)
+        return data
     if isinstance(value, Mapping):
         return {str(key): record_to_data(item, name=_item_name(name, str(key))) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -48,17 +50,7 @@ def _item_name(name: str, key: str) -> str:
     return key if name == "peaks" else name
 
 
-def _is_default(field: "dataclasses.Field[Any]", value: object) -> bool:
-    if field.default is not dataclasses.MISSING:
-        return bool(value == field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(value == field.default_factory())
-    return False
-
-
-@lru_cache(maxsize=64)
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints = lru_cache(maxsize=64)(typing.get_type_hints)
 
 
 def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:

@@ -81,8 +81,11 @@ def check_can_be_written(path: str | Path, field: str, *, endings: str = "", rul
     text = os.fspath(path)
     if endings and os.path.splitext(text)[1].lower() not in endings.split():
         raise bad_field(field, path, f"must end in {rule or endings}", remedy)
-    if not os.path.isabs(text) and not _has_working_folder():
-        raise bad_field(field, text, "the working folder was removed", "change to another folder or give a full path")
+    if not os.path.isabs(text):
+        try:
+            os.getcwd()
+        except OSError:
+            raise bad_field(field, text, "the working folder was removed", "change to another folder or give a full path") from None
     folder, mode = os.path.dirname(os.path.realpath(text) if os.path.islink(text) else text) or ".", 0
     try:
         mode = os.stat(text).st_mode
@@ -105,14 +108,6 @@ def check_can_be_made(folder: Path) -> None:
         ancestor = ancestor.parent
     if not os.path.isdir(ancestor) or not os.access(ancestor, os.W_OK | os.X_OK):
         raise InputError(f"{folder}: cannot be made or written by this user (because of {ancestor}); choose a file with --save")
-
-
-def _has_working_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True
 
 
 def _reason(error: Exception) -> str:

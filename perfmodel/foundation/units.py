@@ -167,7 +167,14 @@ def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float
         raise bad_field(field, repr(text), "must be a number and a unit", f"write {_EXAMPLES[QuantityKind(kind)]}")
     digits, exponent, unit = match.groups()
     if unit not in units:
-        raise bad_field(field, repr(text), *_unit_remedy(unit, kind, units))
+        rule, remedy = f"a {kind} needs its unit", f"write {_EXAMPLES[QuantityKind(kind)]}"
+        ambiguous = _BITS_OR_BYTES.fullmatch(unit)
+        if ambiguous:
+            prefix, tail = ambiguous[1].replace("K", "k"), "/s" if kind == QuantityKind.BANDWIDTH else ""
+            rule, remedy = f"unit {unit!r} may mean bits or bytes", f"write {prefix}bit{tail} or {prefix}B{tail} (8 times as much)"
+        elif unit:
+            rule = f"unknown {kind} unit {unit!r}{suggest(unit, filter(None, units))}"
+        raise bad_field(field, repr(text), rule, remedy)
     factor, power = units[unit]
     value = float(f"{digits}e{int(exponent or 0) + power}") * factor
     if not math.isfinite(value):
@@ -179,18 +186,6 @@ def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float
     if kind == QuantityKind.FRACTION and value > 1:
         raise bad_field(field, repr(text), "a fraction lies in 0..1", "write 0.1 or '10%'")
     return value
-
-
-def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, str]:
-    """Return rule and remedy for a unit that `kind` does not have."""
-    if not unit:
-        return f"a {kind} needs its unit", f"write {_EXAMPLES[QuantityKind(kind)]}"
-    ambiguous = _BITS_OR_BYTES.fullmatch(unit)
-    if ambiguous:
-        prefix = ambiguous[1].replace("K", "k")
-        tail = "/s" if kind == QuantityKind.BANDWIDTH else ""
-        return f"unit {unit!r} may mean bits or bytes", f"write {prefix}bit{tail} or {prefix}B{tail} (8 times as much)"
-    return f"unknown {kind} unit {unit!r}{suggest(unit, filter(None, units))}", f"write {_EXAMPLES[QuantityKind(kind)]}"
 
 
 def exact_quantity(value: float, kind: str) -> str:

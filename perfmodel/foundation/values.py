@@ -163,10 +163,12 @@ def doubled(first: int, last: int) -> list[int]:
 def several_numbers(value: object, field: str) -> list[Any]:
     """Return numbers as `several`: `8,192` is ambiguous and refused, `64,128` are two, and `256..1k` are 256, 512 and 1024."""
     for text in [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ():
-        if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()) and _is_one_number(text.strip()):
-            one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
-            rule = f"may be {one} or {len(apart.split())} values"
-            raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
+        if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()):
+            one, parts = text.strip().replace(",", ""), text.strip().split(",")
+            odd_factor = int(one) // (int(one) & -int(one)) if int(one) else 0
+            if odd_factor <= _MOST_ODD or any(part.startswith("0") for part in parts[1:]):  # probably thousands separators
+                rule = f"may be {one} or {len(parts)} values"
+                raise bad_field(field, text, rule, f"write {one}, or '{', '.join(parts)}' with spaces for several")
     numbers: list[Any] = []
     for entry in several(value):
         ends = entry.split("..") if isinstance(entry, str) else [entry]
@@ -183,13 +185,6 @@ def several_numbers(value: object, field: str) -> list[Any]:
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)
 _MOST_ODD = 15
 """Largest odd factor of round sizes (4,096, 12,288, 131,072)."""
-
-
-def _is_one_number(text: str) -> bool:
-    """Return whether a text with commas is probably one number with thousands separators: a round size, or parts that start with 0."""
-    number = int(text.replace(",", ""))
-    odd = number // (number & -number) if number else 0
-    return odd <= _MOST_ODD or any(part.startswith("0") for part in text.split(",")[1:])
 
 
 def _quoted(value: object) -> str:

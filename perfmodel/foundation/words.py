@@ -217,20 +217,14 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
             return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 
-        call.__signature__ = _spelled_out(signature, chosen)  # type: ignore[attr-defined]
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in signature.parameters.items():
+            parameters += _arguments(chosen[name]) if name in chosen else [parameter]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         call.__doc__ = _documented(function.__doc__, chosen)
         return call
 
     return decorate
-
-
-def _spelled_out(signature: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
-    """Return the signature with the words of each record in its place."""
-
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        parameters += _arguments(chosen[name]) if name in chosen else [parameter]
-    return signature.replace(parameters=parameters)
 
 
 def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:

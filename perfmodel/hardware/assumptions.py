@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import read_yaml
@@ -60,7 +60,12 @@ class Assumptions:
         for name, value in given.items():
             word = f"assume {name}"
             if name == LOCATION:
-                constants["carbon_intensity"] = self._at(str(value).lower())
+                location = str(value).lower()
+                if location not in self.by_location:
+                    remedy = f"use {', '.join(self.by_location)}, or --assume carbon_intensity=G_PER_KWH"
+                    raise bad_field("assume location", location, "has no carbon intensity", remedy)
+                source = f"Ember, year 2023: {location}"
+                constants["carbon_intensity"] = _replaced(constants["carbon_intensity"], self.by_location[location], source)
             elif name == PRICE:
                 price = _positive(value, word)
             elif name.startswith(f"{PRICE}."):
@@ -71,7 +76,15 @@ class Assumptions:
                     raise InputError(f"assume={name}: {target or 'nothing'} is no cluster and no chip{suggest(target, priced)}")
                 prices[target] = _positive(value, word)
             elif name in constants:
-                constants[name] = _replaced(constants[name], _in_unit(value, constants[name], word))
+                constant = constants[name]
+                unit = constant.unit.removeprefix("1")  # a rate: 0.004/day
+                has_unit = bool(unit) and isinstance(value, str) and value.strip().endswith(unit)
+                number = _positive(str(value).strip().removesuffix(unit) if has_unit else value, word)
+                # A bare number of another magnitude is assumed to be in another unit.
+                if not has_unit and not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
+                    rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
+                    raise bad_field(word, value, rule, f"write {name}={constant.value:g}{unit}")
+                constants[name] = _replaced(constant, number)
             else:
                 known = (*constants, LOCATION, PRICE)
                 raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
@@ -80,12 +93,6 @@ class Assumptions:
     def on(self, cluster: Cluster) -> Assumptions:
         """Return the assumptions with the user's price for this cluster, or for its chip, as `price`."""
         return replace(self, price=self.prices.get(cluster.name) or self.prices.get(cluster.chip.name) or self.price)
-
-    def _at(self, location: str) -> Assumption:
-        if location not in self.by_location:
-            known = ", ".join(self.by_location)
-            raise bad_field("assume location", location, "has no carbon intensity", f"use {known}, or --assume carbon_intensity=G_PER_KWH")
-        return _replaced(self.constants["carbon_intensity"], self.by_location[location], f"Ember, year 2023: {location}")
 
 
 def read_assumed(given: Mapping[str, float | str] | Sequence[str] | None) -> dict[str, float | str]:
@@ -105,28 +112,16 @@ def load_assumptions() -> Assumptions:
     """Read the shipped constants."""
     data = read_yaml(resource_dir("hardware_specs") / "assumptions.yaml")
     by_location: Mapping[str, float] = data["carbon_intensity"].pop("by_location")
-    return Assumptions(constants={name: _read(name, entry) for name, entry in data.items()}, by_location=by_location)
-
-
-def _read(name: str, entry: Mapping[str, Any]) -> Assumption:
-    value, low, high = (float(entry[key]) for key in ("value", "low", "high"))
-    texts = {key: str(entry[key]) for key in ("unit", "means", "provenance", "date", "source")}
-    return Assumption(name=name, value=value, low=low, high=high, **texts)
+    constants = {}
+    for name, entry in data.items():
+        value, low, high = (float(entry[key]) for key in ("value", "low", "high"))
+        texts = {key: str(entry[key]) for key in ("unit", "means", "provenance", "date", "source")}
+        constants[name] = Assumption(name=name, value=value, low=low, high=high, **texts)
+    return Assumptions(constants=constants, by_location=by_location)
 
 
 def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
     return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
-
-
-def _in_unit(value: float | str, constant: Assumption, field: str) -> float:
-    """Return a number in the unit of the constant, which may follow it. A bare number of another magnitude is rejected as another unit."""
-    unit = constant.unit.removeprefix("1")  # a rate: 0.004/day
-    has_unit = bool(unit) and isinstance(value, str) and value.strip().endswith(unit)
-    number = _positive(str(value).strip().removesuffix(unit) if has_unit else value, field)
-    if not has_unit and not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
-        rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
-        raise bad_field(field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}{unit}")
-    return number
 
 
 def _positive(value: float | str, field: str) -> float:

@@ -8,6 +8,7 @@ t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1                    the four chip
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,8 +64,11 @@ def state_chip_cluster(
     name = plain_text(chip).strip()
     if not name:
         raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
+    if isinstance(chip, Path) or is_path(name):
+        with suppress(OSError, ValueError, RuntimeError):
+            name = str(Path(name).resolve())
     return ChipCluster(
-        chip=_absolute(name) if isinstance(chip, Path) or is_path(name) else name,
+        chip=name,
         per_node=None if per_node is None else _count(per_node, "per_node", "how many chips one host has, such as 8"),
         scale_up=_rate(scale_up, "scale_up"),
         scale_out=_rate(scale_out, "scale_out"),
@@ -90,13 +94,6 @@ def chip_cluster(text: str) -> ChipCluster | None:
         scale_out=stated.get("scale-out"),
         nics=stated.get("nics"),
     )
-
-
-def _absolute(path: str) -> str:
-    try:
-        return str(Path(path).resolve())
-    except (OSError, ValueError, RuntimeError):
-        return path
 
 
 def _rate(value: str | float | None, field: str) -> float | None:

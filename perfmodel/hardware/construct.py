@@ -60,9 +60,12 @@ def construct_chip(spec: ChipSpec, technology: Technology) -> Construction:
     node = _named(technology.logic, spec.logic, "logic")
     memory = _named(technology.memory, spec.memory.generation, "memory.generation")
     plan = _named(technology.floorplans, spec.floorplan, "floorplan")
-    links = [(link_spec, _named(technology.links, link_spec.link, f"{name}.link")) for name, link_spec in _links(spec)]
+    link_specs = {"scale_up": spec.scale_up, "scale_out": spec.scale_out, "host": spec.host}
+    links = [(link_spec, _named(technology.links, link_spec.link, f"{name}.link")) for name, link_spec in link_specs.items()]
     factor = _named(node.power_factor, spec.law, "law")
-    stacks_by_edge = _edge_length(spec) * plan.edge_fraction / memory.edge_length
+    # Square dies in a row: each joint removes one edge of both dies from the outer edge. [m]
+    edge_length = (4 * spec.num_dies - 2 * (spec.num_dies - 1)) * math.sqrt(spec.die_area)
+    stacks_by_edge = edge_length * plan.edge_fraction / memory.edge_length
     stacks = min(spec.memory.stacks, int(stacks_by_edge + 1e-9))
     if stacks < 1:
         rule = f"leaves no edge for a stack of {spec.memory.generation} ({memory.edge_length * 1e3:.3g} mm)"
@@ -105,16 +108,6 @@ def _named(entries: Mapping[str, Entry], name: str, field: str) -> Entry:
     if name not in entries:
         raise bad_field(field, name, "there is no data", f"{suggest(name, entries)[2:]} (a technology file adds others)")
     return entries[name]
-
-
-def _links(spec: ChipSpec) -> list[tuple[str, LinkSpec]]:
-    return [("scale_up", spec.scale_up), ("scale_out", spec.scale_out), ("host", spec.host)]
-
-
-def _edge_length(spec: ChipSpec) -> float:
-    """Return the outer edge of square dies in a row: each joint removes one edge of both dies. [m]"""
-    side = math.sqrt(spec.die_area)
-    return (4 * spec.num_dies - 2 * (spec.num_dies - 1)) * side
 
 
 def _wide_flops(spec: ChipSpec) -> float:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from perfmodel.foundation.dtypes import Dtype
@@ -50,12 +51,20 @@ def local_cluster(*, num_chips: int | None = None, proc: Path = Path("/proc")) -
         meminfo = (proc / "meminfo").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"localhost: {error.filename} cannot be read on this system; describe the machine in a cluster file") from error
-    cores = _usable_cores(cpuinfo)
+    # Cores available to this process, within its affinity mask and container quota.
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else len(re.findall(r"^processor[ \t]*:", cpuinfo, re.MULTILINE)) or (os.cpu_count() or 1)
+    cores = max(1, min(cores, _container_limit("cpu.max", cores)))
     processes = cores if num_chips is None else num_chips
     largest = max(MAX_LOCAL_PROCESSES, cores)
     if not 1 <= processes <= largest:
         raise bad_field("num_chips", processes, f"localhost runs 1 to {largest} processes ({cores} cores)", "use fewer chips")
-    chip = _chip(cpuinfo, memory=_available_memory(meminfo) / max(processes, cores))
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    if match is None:
+        raise InputError("localhost: /proc/meminfo says neither MemAvailable nor MemTotal; describe the machine in a cluster file")
+    available = int(match[1]) * 1024
+    memory = float(min(available, _container_limit("memory.max", available)))
+    chip = _chip(cpuinfo, memory=memory / max(processes, cores))
     link = Link(bandwidth=_ASSUMED_LOOPBACK_BANDWIDTH, pair_bandwidth=_ASSUMED_LOOPBACK_BANDWIDTH, latency=_ASSUMED_LOOPBACK_LATENCY)
     loopback = NetworkTier(
         name="loopback",
@@ -85,8 +94,10 @@ def _chip(cpuinfo: str, *, memory: float) -> Chip:
     fp32 = clock * next((flops for flag, flops in _FLOPS_PER_CYCLE if flag in flags), _FLOPS_PER_CYCLE_ELSE)
     bf16 = fp32 * (16 if "amx_bf16" in flags else 2 if "avx512_bf16" in flags else 1)
     fp16 = fp32 * (16 if "amx_fp16" in flags else 2 if "avx512_fp16" in flags else 1)
+    plain = re.sub(r"\((r|tm)\)|\bcpu\b|@.*|\d+-core processor", " ", model.lower())
+    cache = re.match(r"(\d+) KB", _field(cpuinfo, "cache size"))
     return Chip(
-        name=f"cpu-{_slug(model)}",
+        name=f"cpu-{re.sub(r'[^a-z0-9]+', '-', plain).strip('-') or 'unknown'}",
         title=f"one core of {model}",
         vendor=(_field(cpuinfo, "vendor_id") or "unknown").lower(),
         launch_year=2020,
@@ -94,7 +105,7 @@ def _chip(cpuinfo: str, *, memory: float) -> Chip:
         memory=MemoryTier(
             name="dram", capacity=max(memory // _MEMORY_GRAIN * _MEMORY_GRAIN, float(_MEMORY_GRAIN)), bandwidth=_ASSUMED_MEMORY_BANDWIDTH
         ),
-        on_chip_bytes=_cache(cpuinfo),
+        on_chip_bytes=float(cache[1]) * 1024 if cache else float(_ASSUMED_CACHE),
         compute_units=1,
         unit_kind="core",
         provenance={
@@ -114,39 +125,17 @@ def _field(cpuinfo: str, name: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _slug(model: str) -> str:
-    plain = re.sub(r"\((r|tm)\)|\bcpu\b|@.*|\d+-core processor", " ", model.lower())
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
-
-
 def _clock(cpuinfo: str, model: str) -> float:
-    """Return the largest of the maximum clock, the clock in the model's name and the current clocks, else an assumption. [Hz]"""
+    """Return the largest of the first core's maximum clock, the clock in the model's name and the current clocks, else an assumption.
+    [Hz]"""
     named = re.search(r"@\s*([\d.]+)\s*GHz", model)
-    clocks = [float(named[1]) * 1e9] if named else []
-    clocks.append(_maximum_clock())
+    clocks = [float(named[1]) * 1e9] if named else [0.0]
+    with suppress(OSError, ValueError):
+        maximum = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii")
+        clocks.append(float(maximum) * 1e3)
     for text in re.findall(r"^cpu MHz[ \t]*:[ \t]*(\d+(?:\.\d+)?)[ \t]*$", cpuinfo, re.MULTILINE):
         clocks.append(float(text) * 1e6)
     return max(clocks) or _ASSUMED_CLOCK
-
-
-def _maximum_clock() -> float:
-    """Return the maximum clock of the first core; 0 if the system does not report it. [Hz]"""
-    try:
-        return float(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii")) * 1e3
-    except (OSError, ValueError):
-        return 0.0
-
-
-def _cache(cpuinfo: str) -> float:
-    match = re.match(r"(\d+) KB", _field(cpuinfo, "cache size"))
-    return float(match[1]) * 1024 if match else float(_ASSUMED_CACHE)
-
-
-def _usable_cores(cpuinfo: str) -> int:
-    """Return the number of cores available to this process, within its affinity mask and container quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else len(re.findall(r"^processor[ \t]*:", cpuinfo, re.MULTILINE)) or (os.cpu_count() or 1)
-    return max(1, min(cores, _container_limit("cpu.max", cores)))
 
 
 def _container_limit(name: str, default: int) -> int:
@@ -158,12 +147,3 @@ def _container_limit(name: str, default: int) -> int:
         return int(words[0]) // int(words[1]) if len(words) > 1 else int(words[0])
     except (OSError, ValueError, ZeroDivisionError):
         return default
-
-
-def _available_memory(meminfo: str) -> float:
-    """Return the bytes of memory that are available for new processes."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    if match is None:
-        raise InputError("localhost: /proc/meminfo says neither MemAvailable nor MemTotal; describe the machine in a cluster file")
-    available = int(match[1]) * 1024
-    return float(min(available, _container_limit("memory.max", available)))

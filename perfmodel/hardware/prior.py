@@ -33,10 +33,16 @@ def neighbours(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tu
 def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
     """Return one pair per FLOP rate of the vendor's measured chips (H100 and H200 are one), the one launched nearest to `chip`.
 
-    If the chip's own FLOP rate was measured on another chip, only that generation is returned.
+    These chips have the same kind of compute units, and equally have, or lack, separate matrix units. If the chip's own FLOP rate was
+    measured on another chip, only that generation is returned.
     """
+
+    def kind(candidate: Chip) -> tuple[str, str, bool]:
+        return candidate.vendor, candidate.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
+
+    alike = [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
     by_rate: dict[float, tuple[Calibration, Chip]] = {}
-    for pair in sorted(_same_kind(chip, known), key=lambda pair: (abs(pair[1].launch_year - chip.launch_year), pair[0].name)):
+    for pair in sorted(alike, key=lambda pair: (abs(pair[1].launch_year - chip.launch_year), pair[0].name)):
         by_rate.setdefault(matrix_rate(pair[1]), pair)
     same_rate = by_rate.get(matrix_rate(chip))
     return [same_rate] if same_rate else list(by_rate.values())
@@ -45,15 +51,6 @@ def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[t
 def other_generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
     """Return the calibrations of chips with another FLOP rate: those available if the chip's own generation were unmeasured."""
     return [pair for pair in known if matrix_rate(pair[1]) != matrix_rate(chip)]
-
-
-def _same_kind(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Return the measured chips of the same vendor and kind of compute units that equally have, or lack, separate matrix units."""
-
-    def kind(candidate: Chip) -> tuple[str, str, bool]:
-        return candidate.vendor, candidate.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
-
-    return [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
 
 
 def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> Calibration | None:
@@ -83,6 +80,9 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
 def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
     """Transfer a calibration: scale clocks by the power limit, and attention offsets by the compute unit's 16-bit rate."""
     growth, power = _unit_rate(chip) / _unit_rate(source), power_clock_ratio(chip, source)
+    long_attention: Mapping[str, LongAttention] = {}
+    if matrix_rate(chip) == matrix_rate(source):  # the same silicon; on others softmax takes another share of the time
+        long_attention = {kernel: rates.at_clock(min(1.0, power)) for kernel, rates in calibration.long_attention.items()}
     return dataclasses.replace(
         calibration,
         attention={
@@ -92,7 +92,7 @@ def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
         sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
         clock_fractions={dtype: min(1.0, clock * power) for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
-        long_attention=_long_attention(calibration, source, chip),
+        long_attention=long_attention,
     )
 
 
@@ -122,14 +122,6 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
         clock_fractions=dict.fromkeys(mean.clock_fractions, 1.0),
         attention_clock_fraction=1.0,
     )
-
-
-def _long_attention(calibration: Calibration, source: Chip, chip: Chip) -> Mapping[str, LongAttention]:
-    """Return the rates over many keys from a chip of the same silicon; {} for others, where softmax takes another share of the time."""
-    if matrix_rate(chip) != matrix_rate(source):
-        return {}
-    clock = min(1.0, power_clock_ratio(chip, source))
-    return {kernel: rates.at_clock(clock) for kernel, rates in calibration.long_attention.items()}
 
 
 def _unit_rate(chip: Chip) -> float:

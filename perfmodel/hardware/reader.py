@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def chip_called(text: str) -> str:
     if not wanted or is_path(text):
         return ""
     names = list_chips()
-    matches = [name for name in names if _plain_name(name) == wanted] or [name for name in names if wanted in _beginnings(name)]
+    matches = [name for name in names if _plain_name(name) == wanted]
+    if not matches:  # by the prefixes `h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`
+        matches = [name for name in names if wanted in map(_plain_name, accumulate(name.split("-")))]
     if not matches:
         matches = [name for name in names if wanted in map(_plain_name, _also_called(name))]
     if len(matches) > 1:
@@ -90,12 +93,6 @@ def chip_called(text: str) -> str:
 
 def _plain_name(text: str) -> str:
     return "".join(char for char in text.lower() if char.isalnum())
-
-
-def _beginnings(name: str) -> set[str]:
-    """Return the prefixes `h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`."""
-    parts = name.split("-")
-    return {_plain_name("".join(parts[:length])) for length in range(1, len(parts) + 1)}
 
 
 @lru_cache(maxsize=256)
@@ -277,27 +274,25 @@ def load_prices(path: str | Path | None = None) -> dict[str, Price]:
     rows = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not rows or tuple(rows[0][1]) != _PRICE_COLUMNS:
         raise InputError(f"{table}: the first line must be the columns {', '.join(_PRICE_COLUMNS)}, separated by tabs")
-    return dict(_price_row(table, number, cells) for number, cells in rows[1:])
+    prices = {}
+    for number, cells in rows[1:]:
+        where = f"{table}: line {number}"
+        if len(cells) != len(_PRICE_COLUMNS):
+            raise InputError(f"{where}: {len(cells)} cells; must be {len(_PRICE_COLUMNS)}, separated by tabs")
+        chip, date, *texts, provenance, source = cells
+        if provenance not in PROVENANCES:
+            remedy = f"use one of {', '.join(PROVENANCES)}"
+            raise InputError(f"{where}: {bad_field('provenance', provenance, 'unknown provenance', remedy)}")
+        numbers = zip(("per_hour", "low", "high"), texts, strict=True)
+        per_hour, low, high = (parse_quantity(text, "price", field=f"{where}: {column}") for column, text in numbers)
+        prices[chip] = Price(chip=chip, date=date, per_hour=per_hour, low=low, high=high, provenance=provenance, source=source)
+    return prices
 
 
 _PRICE_COLUMNS = ("chip", "date", "per_hour", "low", "high", "provenance", "source")
 
 
-def _price_row(table: Path, number: int, cells: list[str]) -> tuple[str, Price]:
-    where = f"{table}: line {number}"
-    if len(cells) != len(_PRICE_COLUMNS):
-        raise InputError(f"{where}: {len(cells)} cells; must be {len(_PRICE_COLUMNS)}, separated by tabs")
-    chip, date, *prices, provenance, source = cells
-    if provenance not in PROVENANCES:
-        raise InputError(f"{where}: {bad_field('provenance', provenance, 'unknown provenance', 'use one of ' + ', '.join(PROVENANCES))}")
-    numbers = zip(("per_hour", "low", "high"), prices, strict=True)
-    per_hour, low, high = (parse_quantity(text, "price", field=f"{where}: {column}") for column, text in numbers)
-    return chip, Price(chip=chip, date=date, per_hour=per_hour, low=low, high=high, provenance=provenance, source=source)
-
-
-@lru_cache(maxsize=1)
-def _shipped_prices() -> dict[str, Price]:
-    return load_prices()
+_shipped_prices = lru_cache(maxsize=1)(load_prices)
 
 
 def _names(folder: str) -> tuple[str, ...]:
@@ -355,7 +350,11 @@ def _chip(data: Mapping[str, Any]) -> Chip:
     memory, on_chip, facts = data["memory"], data.get("on_chip", {}), data["facts"]
     scale_up = [_tier(tier, f"scale_up.{number}") for number, tier in enumerate(data.get("scale_up", ()))]
     scale_out = [_tier(data["scale_out"], "scale_out")] if "scale_out" in data else []
-    for group in _stated_groups(data):
+    groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
+    groups += ["memory_usable"] if "usable_capacity" in memory else []
+    groups += [name for name in ("host_link", "matmul_fraction", "tdp") if name in data]
+    groups += ["node"] if "chips_per_node" in data else []
+    for group in groups:
         if group not in facts:
             raise bad_field("facts", group, "every number has a provenance and a source", f"add facts.{group}")
     price = _shipped_prices().get(data["name"])
@@ -411,14 +410,6 @@ def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]
     """Return the common provenance of a group of tiers; empty without tiers."""
     stated = {tier.provenance for tier in tiers}
     return {group: stated.pop() if len(stated) == 1 else "mixed"} if stated else {}
-
-
-def _stated_groups(data: Mapping[str, Any]) -> list[str]:
-    """Return the groups of facts for which this chip file states numbers."""
-    groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
-    groups += ["memory_usable"] if "usable_capacity" in data["memory"] else []
-    groups += [name for name in ("host_link", "matmul_fraction") if name in data]
-    return groups + (["tdp"] if "tdp" in data else []) + (["node"] if "chips_per_node" in data else [])
 
 
 def _cluster(data: Mapping[str, Any], chip: Chip) -> Cluster:
@@ -485,7 +476,13 @@ def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
 def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
     """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
     if "pools" in data:
-        return _pools_of(data, where, folder)
+        from perfmodel.foundation.schema import check
+        from perfmodel.hardware.schemas import MixedClusterFile
+
+        check(MixedClusterFile, data, where=where)
+        with _located(where):
+            pools = tuple(_pool_of(entry, number, data, folder) for number, entry in enumerate(data["pools"]))
+            return cluster_of_pools(pools, name=data["name"], title=data.get("title", ""), notes=data.get("notes", ""))
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import ClusterFile
@@ -494,17 +491,6 @@ def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, f
     chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
     with _located(where):
         return _cluster(data, chip)
-
-
-def _pools_of(data: Mapping[str, Any], where: str, folder: Path | None) -> Cluster:
-    """Build a cluster of several kinds of chips from its data."""
-    from perfmodel.foundation.schema import check
-    from perfmodel.hardware.schemas import MixedClusterFile
-
-    check(MixedClusterFile, data, where=where)
-    with _located(where):
-        pools = tuple(_pool_of(entry, number, data, folder) for number, entry in enumerate(data["pools"]))
-        return cluster_of_pools(pools, name=data["name"], title=data.get("title", ""), notes=data.get("notes", ""))
 
 
 _NODE_TYPE = ("chip", "chips_per_node", "tiers")

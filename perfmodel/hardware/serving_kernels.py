@@ -9,6 +9,7 @@ are in `perfmodel.cost.serving.kernels`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -173,11 +174,7 @@ class ServingKernels:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from plain dicts, as mapping proxies cannot be pickled."""
-        return _rebuild, ({name: dict(getattr(self, name)) for name in _MAPPINGS},)
-
-
-def _rebuild(values: dict[str, Any]) -> ServingKernels:
-    return ServingKernels(**values)
+        return partial(ServingKernels, **{name: dict(getattr(self, name)) for name in _MAPPINGS}), ()
 
 
 _NARROW = WeightProductModel(

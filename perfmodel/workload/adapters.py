@@ -80,10 +80,13 @@ def _with_adapters(graph: Graph, training: Training) -> Graph:
     waiting: dict[str, _Adapter] = {}
     for operator in graph.operators:
         if _is_linear_layer(operator, graph) and training.adapts(operator.name_in_layer):
-            decomposes = training.decomposes
-            adapter = _Adapter(graph=graph, operator=operator, end=_end(operator, graph), rank=training.rank, decomposes=decomposes)
-            waiting[adapter.end.name] = adapter
-            if decomposes:
+            # The adapter is added to the output of the linear operator, or of the bias after it.
+            end, readers = operator, graph.consumers(operator.output.tensor)
+            if len(readers) == 1 and any(graph.tensors[operand.tensor].bias_of == operator.name for operand in readers[0][0].inputs):
+                end = readers[0][0]
+            adapter = _Adapter(graph=graph, operator=operator, end=end, rank=training.rank, decomposes=training.decomposes)
+            waiting[end.name] = adapter
+            if training.decomposes:
                 operator = replace(operator, forward=(*operator.forward, *adapter.norm()))
         adapter_here = waiting.pop(operator.name, None)
         if adapter_here is None:
@@ -94,15 +97,6 @@ def _with_adapters(graph: Graph, training: Training) -> Graph:
         operators += [replace(operator, output=base), *adapter_here.operators(base)]
         tensors |= {tensor.name: tensor for tensor in adapter_here.tensors()}
     return replace(graph, operators=tuple(operators), tensors=tensors)
-
-
-def _end(operator: Operator, graph: Graph) -> Operator:
-    """Return the operator to whose output the adapter is added: the linear operator, or the bias after it."""
-    readers = graph.consumers(operator.output.tensor)
-    for reader, _ in readers:
-        if len(readers) == 1 and any(graph.tensors[operand.tensor].bias_of == operator.name for operand in reader.inputs):
-            return reader
-    return operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +258,7 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
     The norm of DoRA dequantises them once more.
 
     The product's input stays saved although the matrix has no gradient: bitsandbytes 0.43, autograd/_functions.py,
-    `MatMul4Bit.forward` (`ctx.tensors = (A, B)`).
+    `MatMul4Bit.forward` (`ctx.tensors = (A, B)`). The output of attention, whose heads come first, is saved as a copy.
     """
     bytes_per_weight = training.base_format.bytes_per_weight
     operators: list[Operator] = []
@@ -278,6 +272,9 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
         plain = Data(extent=entries, itemsize=weight.itemsize)
         dequantize = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
         again = operator.backward
+        maker = graph.producer(operator.inputs[0].tensor)
+        is_copy = maker is not None and maker.is_attention
+        kept = Data(extent=operator.extent(operator.inputs[0].dims), of=None if is_copy else 0)
         is_decomposed = training.decomposes and training.adapts(operator.name_in_layer)
         tensors[weight.name] = replace(weight, itemsize=bytes_per_weight)
         operators.append(
@@ -286,18 +283,10 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
                 forward=(*((dequantize, dequantize) if is_decomposed else (dequantize,)), *operator.forward),
                 backward=(dequantize, *again) if again else (),
                 scratch=(*operator.scratch, plain) if again else operator.scratch,
-                saved=(_input_kept(operator, graph),) if again else (),
+                saved=(kept,) if again else (),
             )
         )
     return replace(graph, operators=tuple(operators), tensors=tensors)
-
-
-def _input_kept(operator: Operator, graph: Graph) -> Data:
-    """Return the saved input of an adapted operator. The output of attention, whose heads come first, is saved as a copy."""
-    maker = graph.producer(operator.inputs[0].tensor)
-    extent = operator.extent(operator.inputs[0].dims)
-    is_copy = maker is not None and maker.is_attention
-    return Data(extent=extent) if is_copy else Data(extent=extent, of=0)
 
 
 def _with_idle_adapters(graph: Graph, training: Training) -> Graph:

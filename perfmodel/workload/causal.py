@@ -42,7 +42,10 @@ class CausalMask:
         unwindowed = _mean_of_least(start, stop, 1.0)
         if not self.windowed_fraction:
             return unwindowed
-        windowed = (_mean_in_chunks if self.is_chunked else _mean_of_least)(start, stop, self.window_fraction)
+        if self.is_chunked:
+            windowed = (_area_in_chunks(stop, self.window_fraction) - _area_in_chunks(start, self.window_fraction)) / (stop - start)
+        else:
+            windowed = _mean_of_least(start, stop, self.window_fraction)
         return self.windowed_fraction * windowed + (1.0 - self.windowed_fraction) * unwindowed
 
     def seen_by_slowest(self, num_ranks: Column, *, head_tail: bool) -> Any:
@@ -87,11 +90,6 @@ def _mean_of_least(start: Column, stop: Column, limit: Column) -> Any:
     """Return the mean of min(x, limit) over [start, stop]."""
     low, high = np.minimum(start, limit), np.minimum(stop, limit)
     return (0.5 * (high - low) * (high + low) + limit * ((stop - high) - (start - low))) / (stop - start)
-
-
-def _mean_in_chunks(start: Column, stop: Column, chunk: Column) -> Any:
-    """Return the mean of x mod chunk over [start, stop]."""
-    return (_area_in_chunks(stop, chunk) - _area_in_chunks(start, chunk)) / (stop - start)
 
 
 def _area_in_chunks(stop: Column, chunk: Column) -> Any:

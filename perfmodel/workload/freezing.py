@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Pass, Product, Stream, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operator, Pass, Product, Stream, TensorRole, Work
 
 
 def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:
@@ -40,31 +40,25 @@ def _without_gradients(operator: Operator, has: Mapping[str, bool], trained: Col
     if operator.passes_gradient:
         # Its backward work is for parameters, which do not get the gradient passed on.
         return operator if any(operand.tensor in trained for operand in operator.inputs) else replace(operator, backward=())
-    backward = tuple(work for original in operator.backward if (work := _work(original, len(operator.inputs), without)) is not None)
-    return replace(operator, backward=backward, saved=_saved(operator, backward))
-
-
-def _work(work: Work, num_inputs: int, without: Collection[int]) -> Work | None:
-    """Return the work that is left; None if it only computed unneeded gradients."""
-    match work:
-        case Product():
-            return None if work.gradient_of in without else work
-        case Stream():
-            gradients = [data for data in work.accesses if data.is_gradient and data.of is not None and data.of < num_inputs]
+    backward: list[Work] = []
+    for work in operator.backward:
+        if isinstance(work, Product) and work.gradient_of in without:
+            continue
+        if isinstance(work, Stream):
+            gradients = [data for data in work.accesses if data.is_gradient and data.of is not None and data.of < len(operator.inputs)]
             needless = [data for data in gradients if data.of in without]
             if needless and len(needless) == len(gradients):
-                return None
-            return replace(work, accesses=tuple(data for data in work.accesses if data not in needless)) if needless else work
-    return work
-
-
-def _saved(operator: Operator, backward: tuple[Work, ...]) -> tuple[Data, ...]:
-    """Return the saved data that the remaining products read: each computes the gradient of one input from the others."""
-    gradient_inputs = [work.gradient_of for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
-    if not gradient_inputs or len(gradient_inputs) < len(operator.backward):
-        return operator.saved
-    left = {work.gradient_of for work in backward if isinstance(work, Product)}
-    return tuple(data for data in operator.saved if data.of is None or left - {data.of})
+                continue
+            if needless:
+                work = replace(work, accesses=tuple(data for data in work.accesses if data not in needless))
+        backward.append(work)
+    saved = operator.saved
+    products = [work for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
+    if products and len(products) == len(operator.backward):
+        # Each remaining product computes the gradient of one input from the others, and reads only these.
+        left = {work.gradient_of for work in backward if isinstance(work, Product)}
+        saved = tuple(data for data in saved if data.of is None or left - {data.of})
+    return replace(operator, backward=tuple(backward), saved=saved)
 
 
 __all__ = ["with_frozen"]

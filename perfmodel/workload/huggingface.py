@@ -150,8 +150,10 @@ def _refuse(fields: ConfigFields) -> None:
     """Refuse keys that change a decoder of a known family into something else."""
     data, family = fields.data, fields.model_type
     for keys, others, above in ((_MOE_KEYS, DENSE, 1), (_MLA_KEYS, [other for other in FAMILIES if other not in LATENT], 0)):
-        if family in others and (key := next((key for key in keys if _is_set(data.get(key), above=above)), "")):
-            fields.refuse(key, f"model_type={family} has no such key", "name the family that has it, or leave it out")
+        numbers = [key for key in keys if isinstance(data.get(key), (int, float)) and not isinstance(data[key], bool)]
+        given = [key for key in numbers if data[key] > above]
+        if family in others and given:
+            fields.refuse(given[0], f"model_type={family} has no such key", "name the family that has it, or leave it out")
     if data.get("is_encoder_decoder") is True or data.get("add_cross_attention") is True:
         raise _not_modelled(family, _ENCODER_DECODER)
     for key, lacking in _VARIANTS.items():
@@ -174,10 +176,6 @@ _VARIANTS: Mapping[str, str] = {
     "global_head_dim": "layers with several head dims are",
     "block_configs": "layers that differ one by one are",
 }
-
-
-def _is_set(value: object, *, above: int) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > above
 
 
 def _not_modelled(model_type: str, lacking: str) -> InputError:

@@ -159,23 +159,19 @@ class TrainingJob:
             raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
         if not isinstance(self.train, Training):
             raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
-        self._check_routing()
-        if self.train.targets:
-            self.train.check_targets(linear_operators(self.transformer), self.model.name)
-
-    def _check_routing(self) -> None:
         if not isinstance(self.routing, Routing):
             raise bad_field("routing", shown(self.routing), "must be a Routing", "routing_of reads one: routing_of('skew:1.3')")
-        if self.routing == BALANCED:
-            return
-        experts = self.model.experts if isinstance(self.model, TransformerConfig) else None
-        if experts is None:
-            capacity = f", capacity {self.routing.capacity_factor:g}" if self.routing.capacity_factor else ""
-            raise bad_field("routing", f"{self.routing}{capacity}", f"{self.model.name} has no experts", "leave it out")
-        if self.seq_len * experts.top_k * self.routing.load < experts.num_experts and self.routing.capacity_factor:
+        if self.routing != BALANCED:
+            experts = self.model.experts if isinstance(self.model, TransformerConfig) else None
+            if experts is None:
+                capacity = f", capacity {self.routing.capacity_factor:g}" if self.routing.capacity_factor else ""
+                raise bad_field("routing", f"{self.routing}{capacity}", f"{self.model.name} has no experts", "leave it out")
             rows = self.seq_len * experts.top_k * self.routing.load / experts.num_experts
-            rule = f"leaves an expert room for {rows:.2g} rows of a sequence, which is below one"
-            raise bad_field("capacity_factor", f"{self.routing.capacity_factor:g}", rule, "use a larger one")
+            if rows < 1 and self.routing.capacity_factor:
+                rule = f"leaves an expert room for {rows:.2g} rows of a sequence, which is below one"
+                raise bad_field("capacity_factor", f"{self.routing.capacity_factor:g}", rule, "use a larger one")
+        if self.train.targets:
+            self.train.check_targets(linear_operators(self.transformer), self.model.name)
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -206,25 +206,21 @@ def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerS
         num_leading += 1
     turn = "layers" if len(types) - num_leading > 1 else ""
     main = max(types, key=lambda layer_type: (counts[layer_type], layer_type[1] == "experts"))
-    return tuple(
-        LayerSpec(
-            name="layer" if layer_type == main else _kind_name(layer_type, types),
-            count=counts[layer_type],
-            mixer=layer_type[0],
-            feed_forward=layer_type[1],
+    kinds = []
+    for index, (mixer, feed_forward) in enumerate(types):
+        words: list[str] = []
+        if (mixer, feed_forward) != main:  # a name of the parts that not all kinds have
+            words += [mixer] if mixer != "none" and any(other != mixer for other, _ in types) else []
+            words += [feed_forward] if feed_forward != "none" and any(other != feed_forward for _, other in types) else []
+        kind = LayerSpec(
+            name="_".join((*words, "layer")),
+            count=counts[mixer, feed_forward],
+            mixer=mixer,
+            feed_forward=feed_forward,
             turn=turn if index >= num_leading else "",
         )
-        for index, layer_type in enumerate(types)
-    )
-
-
-def _kind_name(layer_type: tuple[Mixer, FeedForward], types: Sequence[tuple[Mixer, FeedForward]]) -> str:
-    """Return a name of the parts that not all kinds have."""
-    mixer, feed_forward = layer_type
-    words: list[str] = [mixer] if len({kind_mixer for kind_mixer, _ in types}) > 1 and mixer != "none" else []
-    if len({kind_feed_forward for _, kind_feed_forward in types}) > 1 and feed_forward != "none":
-        words.append(feed_forward)
-    return "_".join((*words, "layer"))
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[LayerSpec, ...]:
@@ -236,18 +232,13 @@ def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[Laye
         if kind not in last:
             counts[kind.name] = min(kind.count, left)
             left -= counts[kind.name]
-    counts |= _shared_out(left, {kind.name: kind.count for kind in last})
+    # Remainders go to the largest fractions first, at equality to those with none.
+    total = sum(kind.count for kind in last)
+    counts |= {kind.name: left * kind.count // total for kind in last}
+    short = sorted(last, key=lambda kind: (-(left * kind.count % total), counts[kind.name] > 0))
+    for kind in short[: left - sum(counts[kind.name] for kind in last)]:
+        counts[kind.name] += 1
     return tuple(replace(kind, count=counts[kind.name]) for kind in kinds if counts[kind.name])
-
-
-def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """Divide a total in proportion; remainders go to the largest fractions first, at equality to those with none."""
-    total_shares = sum(shares.values())
-    counts = {name: total * share // total_shares for name, share in shares.items()}
-    short = sorted(shares, key=lambda name: (-(total * shares[name] % total_shares), counts[name] > 0))
-    for name in short[: total - sum(counts.values())]:
-        counts[name] += 1
-    return counts
 
 
 #: Field of a `TransformerConfig` -> type of its record.

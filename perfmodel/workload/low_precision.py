@@ -39,7 +39,8 @@ def with_recipe(
     `float8/float8_linear.py`).
     """
     blocks = {region.name for region in graph.regions if region.is_block}
-    low = {op.name for op in graph.operators if op.layer in blocks and _is_low(op, graph)}
+    einsums = [op for op in graph.operators if op.layer in blocks and op.kind == "einsum" and op.name_in_layer not in KEPT_HIGH]
+    low = {op.name for op in einsums if graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER}
     cast: set[str] = set()
     operators = []
     for op in graph.operators:
@@ -130,11 +131,6 @@ def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
             yield replace(rows, sent_bytes=recipe.copy_bytes)
         elif "unpermute" in readers:
             yield replace(rows, sent_gradient_bytes=recipe.copy_bytes)
-
-
-def _is_low(op: Operator, graph: Graph) -> bool:
-    is_linear = op.kind == "einsum" and graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
-    return is_linear and op.name_in_layer not in KEPT_HIGH
 
 
 def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool, keeps_copies: bool) -> Operator:

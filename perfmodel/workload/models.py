@@ -8,7 +8,6 @@ language model has these sizes; their vision tower is not counted.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -63,9 +62,13 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
         if isinstance(error, InputError):
             raise
     has_owner = _HUB_ID.fullmatch(text) is not None
+    name = _PACKED.sub("", (text.partition("/")[2] if has_owner else text).lower())
     for ids, left_out in ((_hub_ids("_hub_ids"), ""), (_hub_ids("_vision_hub_ids"), VISION_TOWER)):
-        model_name = ids.get(text.lower()) or _copied(text if has_owner else f"/{text}", ids)
-        if model_name:
+        model_name = ids.get(text.lower())
+        if model_name is None:  # a copy of the only model with its name
+            models = {model for hub_id, model in ids.items() if _PACKED.sub("", hub_id.partition("/")[2]) == name}
+            model_name = models.pop() if len(models) == 1 else None
+        if model_name is not None:
             return replace(read_config(_FOLDER / f"{model_name}.json", name=model_name), left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
@@ -85,13 +88,3 @@ def is_model(name_or_path: str | Path) -> bool:
     except InputError:
         return False
     return True
-
-
-def _copied(hub_id: str, known: Mapping[str, str]) -> str:
-    """Return the shipped model that a hub id is a copy of; empty where none or several have its name."""
-
-    def name_of(identifier: str) -> str:
-        return _PACKED.sub("", identifier.lower().partition("/")[2])
-
-    models = {model for identifier, model in known.items() if name_of(identifier) == name_of(hub_id)}
-    return models.pop() if len(models) == 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -257,7 +258,14 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
         return value
     remedy = "give a row of whole numbers for each rank, one for each expert"
     if isinstance(value, (str, Path)):
-        value = _rows_of(read_text(value, "file of counts"), name, is_json=str(value).endswith(".json"))
+        text = read_text(value, "file of counts")
+        if str(value).endswith(".json"):
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise bad_field(name, "the file", f"is no JSON ({error})", "give a list of rows of numbers") from None
+        else:
+            value = [line.split(",") for line in text.splitlines() if line.strip()]
     if hasattr(value, "tolist"):
         value = value.tolist()  # an array
     if not _is_row(value) or not all(_is_row(row) for row in value):
@@ -270,17 +278,6 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
 
 def _is_row(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
-
-
-def _rows_of(text: str, name: str, *, is_json: bool) -> Any:
-    if not is_json:
-        return [line.split(",") for line in text.splitlines() if line.strip()]
-    import json
-
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise bad_field(name, "the file", f"is no JSON ({error})", "give a list of rows of numbers") from None
 
 
 def _count(value: object, name: str, remedy: str) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_specs import LayerSpec
 
 
 def truncated(
@@ -23,36 +21,24 @@ def truncated(
     """
     is_shorter = num_layers < model.num_hidden_layers
     shortened = model.with_layers(num_layers)
-    dense = _leading_dense(model)
-    if dense is not None:
+    dense = model.layer_kinds[0]
+    if model.experts is not None and dense.feed_forward == "dense" and not dense.turn:  # leading dense layers
         count = num_dense_layers
         if count is None:
             count = max(round(dense.count * num_layers / model.num_hidden_layers), 1) if is_shorter else dense.count
-        shortened = _with_dense(model, shortened, dense, min(count, num_layers) if num_dense_layers is None else count)
+            count = min(count, num_layers)
+        if count > num_layers:
+            raise bad_field("num_dense_layers", count, f"must be at most num_hidden_layers={num_layers}", "correct it")
+        rest = replace(model, num_hidden_layers=model.num_hidden_layers - dense.count, kinds=model.layer_kinds[1:])
+        others = rest.with_layers(num_layers - count).layer_kinds if count < num_layers else ()
+        leading = (replace(dense, count=count),) if count else ()
+        shortened = replace(shortened, kinds=(*leading, *others))
     elif num_dense_layers:
         raise bad_field("num_dense_layers", num_dense_layers, f"{model.name} has no leading dense layers", "leave it out or state 0")
     further = num_mtp_layers
     if further is None:
         further = 0 if is_shorter else model.num_mtp_layers
     return replace(shortened, num_mtp_layers=further)
-
-
-def _leading_dense(model: TransformerConfig) -> LayerSpec | None:
-    """Return the kind of the dense layers before those with experts."""
-    first = model.layer_kinds[0]
-    return first if model.experts is not None and first.feed_forward == "dense" and not first.turn else None
-
-
-def _with_dense(model: TransformerConfig, shortened: TransformerConfig, dense: LayerSpec, count: int) -> TransformerConfig:
-    if count > shortened.num_hidden_layers:
-        rule = f"must be at most num_hidden_layers={shortened.num_hidden_layers}"
-        raise bad_field("num_dense_layers", count, rule, "correct it")
-    rest = replace(model, num_hidden_layers=model.num_hidden_layers - dense.count, kinds=model.layer_kinds[1:])
-    others: Sequence[LayerSpec] = ()
-    if count < shortened.num_hidden_layers:
-        others = rest.with_layers(shortened.num_hidden_layers - count).layer_kinds
-    leading = (replace(dense, count=count),) if count else ()
-    return replace(shortened, kinds=(*leading, *others))
 
 
 def layers_text(model: TransformerConfig) -> str:

@@ -30,7 +30,9 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
     """
 
     def is_left_out(operator: Operator) -> bool:
-        return not keeps_places and _is_place(operator)
+        works = operator.forward or operator.backward or operator.traffic or operator.saved
+        is_place = operator.is_linear and operator.passes_gradient and len(operator.inputs) == 1 and not works
+        return is_place and not keeps_places
 
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_SIZE:
         raise bad_field("batch", batch, f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
@@ -123,12 +125,6 @@ class _Run:
         sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
         exclusive = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
         return cls(sized, exclusive, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
-
-
-def _is_place(operator: Operator) -> bool:
-    """Return whether the operator is a layout boundary: it passes its only input on unchanged."""
-    works = operator.forward or operator.backward or operator.traffic or operator.saved
-    return operator.is_linear and operator.passes_gradient and len(operator.inputs) == 1 and not works
 
 
 def _tensors(operator: Operator) -> Iterator[str]:

@@ -28,40 +28,25 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
         q = b.linear("q_proj", x, f"{_HEADS} r qk h", "b s h", "g r qk h", 3, f"{_HEADS} r qk")
     chosen = write_indexer(b, x, compressed, "qa" if latent.query_rank else "h") if latent.index_heads else ""
     q = b.rotary("q_rotary", q, f"{_HEADS} r qk", head_dim=latent.rope_head_dim, start=latent.nope_head_dim)
-    if b.absorbs:
-        out = absorbed_attention(b, q, *_latents(b, x))
-    else:
-        k, v = _keys_and_values(b, x)
-        out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", chosen=chosen)
-    return b.linear("o_proj", out, f"{_HEADS} r val h", f"{_HEADS} r val", "h g r val", 1, "b s h")
-
-
-def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """Write the latent of each token, for keys and values, and the rotary key shared by all heads."""
-    latent = b.model.latent
-    assert latent is not None
+    # The latent of each token, for keys and values, and the rotary key shared by all heads.
     compressed = _from_stream(b, "kv_a_proj", x, "kva")
     tokens = b.piece("latent", compressed, "b s kva", "b s_res kva lat", "b s lat", start=0)
     tokens = _norm(b, "kv_a_norm", tokens, "lat", times_larger=b.sizes["kva"] / b.sizes["lat"])
     shared = b.piece("rope_key", compressed, "b s kva", "b s_res kva rope", "b s rope", start=latent.key_value_rank)
     shared = b.rotary("k_rotary", shared, "b s_res rope", tensor_dims="b s rope", head_dim=latent.rope_head_dim, start=0)
-    return tokens, shared
-
-
-def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """Write keys and values of attention: a key per head, with a part shared by all heads, and a value."""
-    latent = b.model.latent
-    assert latent is not None
-    tokens, shared = _latents(b, x)
-    heads = b.linear("kv_b_proj", tokens, f"{_HEADS} kvb lat", "b s lat", "g kvb lat", 2, f"{_HEADS} kvb")
-    nope_key = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
-    dims = f"{_HEADS} nope rope qk"
-    operands = operand(nope_key, f"{_HEADS} nope"), operand(shared, "b s rope"), operand("keys.out", f"{_HEADS} qk")
-    k = b.add(side_by_side("keys", *operands, b.of(dims)), dims, parts={nope_key: b.sizes["kvb"] / b.sizes["nope"]})
-    value = b.piece("value", heads, f"{_HEADS} kvb", f"{_HEADS} kvb val", f"{_HEADS} val", start=latent.nope_head_dim)
-    dims = f"{_HEADS} val"
-    v = b.add(copy("values", operand(value, dims), operand("values.out", dims), b.of(dims)), dims)
-    return k, v
+    if b.absorbs:
+        out = absorbed_attention(b, q, tokens, shared)
+    else:  # a key per head, with a part shared by all heads, and a value
+        heads = b.linear("kv_b_proj", tokens, f"{_HEADS} kvb lat", "b s lat", "g kvb lat", 2, f"{_HEADS} kvb")
+        nope_key = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
+        dims = f"{_HEADS} nope rope qk"
+        operands = operand(nope_key, f"{_HEADS} nope"), operand(shared, "b s rope"), operand("keys.out", f"{_HEADS} qk")
+        k = b.add(side_by_side("keys", *operands, b.of(dims)), dims, parts={nope_key: b.sizes["kvb"] / b.sizes["nope"]})
+        value = b.piece("value", heads, f"{_HEADS} kvb", f"{_HEADS} kvb val", f"{_HEADS} val", start=latent.nope_head_dim)
+        dims = f"{_HEADS} val"
+        v = b.add(copy("values", operand(value, dims), operand("values.out", dims), b.of(dims)), dims)
+        out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", chosen=chosen)
+    return b.linear("o_proj", out, f"{_HEADS} r val h", f"{_HEADS} r val", "h g r val", 1, "b s h")
 
 
 def _from_stream(b: DecoderBuilder, name: str, x: str, latent: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from perfmodel.workload.imported.graph import ImportedKind, Shape
+from perfmodel.workload.imported.graph import ImportedKind
 from perfmodel.workload.imported.index_rules import gather, indexed, moved_whole, nonzero_or, written_into
 from perfmodel.workload.imported.iteration_space import (
     Call,
@@ -226,16 +226,10 @@ def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], 
         dims = sizes_of(names, shape)
         axes = axes_of(call, len(shape))
         reads = {name: aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
-        writes = tuple(names if output == shape else _aligned_statistics(output, names, dims) for output in call.outputs)
+        writes = tuple(aligned(output, names, dims) if len(output) == len(shape) else ("",) * len(output) for output in call.outputs)
         return IterationSpace(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
 
     return rule
-
-
-def _aligned_statistics(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
-    if len(shape) != len(names):
-        return ("",) * len(shape)
-    return tuple(name if sizes[name] == size else "" for name, size in zip(names, shape, strict=True))
 
 
 def _normalized_axes(call: Call, rank: int) -> tuple[int, ...]:

@@ -35,11 +35,29 @@ def find_attentions(wiring: Wiring) -> list[ImportedAttention]:
     """Return the attentions in execution order. Raises InputError for any other product of two activations."""
     attentions = []
     for at in range(len(wiring.graph.vertices)):
-        if wiring.vertex(at).kind is ImportedKind.ATTENTION:
-            attentions.append(_fused(wiring, at))
-        elif at in wiring.products and wiring.matrices(at) is None and (scores := _scores_before(wiring, at)) is not None:
-            attentions.append(_written_out(wiring, at, *scores))
-            wiring.products -= {at, scores[0]}
+        vertex, into = wiring.vertex(at), wiring.into.get(at, {})
+        if vertex.kind is ImportedKind.ATTENTION:
+            dims = vertex.dims
+            fused = ImportedAttention(
+                at=at,
+                producers=(into.get(0), into.get(1), into.get(2)),
+                heads=dims.get("h", 1),
+                key_dim=dims["d"],
+                value_dim=dims["e"],
+                num_queries=dims["s"],
+                num_keys=dims["z"],
+                seen=vertex.seen,
+            )
+            attentions.append(fused)
+        elif at in wiring.products and wiring.matrices(at) is None:
+            for number, producer in into.items():  # a product with values reads a softmax of the product that computes scores
+                way = wiring.between(producer)
+                products = way & wiring.products
+                has_softmax = any(wiring.vertex(index).kind is ImportedKind.SOFTMAX for index in way)
+                if has_softmax and len(products) == 1 and wiring.matrices(min(products)) is None:
+                    attentions.append(_written_out(wiring, at, min(products), number, way - products))
+                    wiring.products -= {at, *products}
+                    break
     for at in sorted(wiring.products):
         if wiring.matrices(at) is None:
             rule = "is a product of two activations; attention is scaled_dot_product_attention, or such a product, a softmax and another"
@@ -47,35 +65,9 @@ def find_attentions(wiring: Wiring) -> list[ImportedAttention]:
     return attentions
 
 
-def _fused(wiring: Wiring, at: int) -> ImportedAttention:
-    vertex, into = wiring.vertex(at), wiring.into.get(at, {})
-    dims = vertex.dims
-    return ImportedAttention(
-        at=at,
-        producers=(into.get(0), into.get(1), into.get(2)),
-        heads=dims.get("h", 1),
-        key_dim=dims["d"],
-        value_dim=dims["e"],
-        num_queries=dims["s"],
-        num_keys=dims["z"],
-        seen=vertex.seen,
-    )
-
-
-def _scores_before(wiring: Wiring, at: int) -> tuple[int, int, set[int]] | None:
-    """Return (score product, input of `at` with its softmax, vertices between them); None if `at` is no product with values."""
-    for number, producer in wiring.into.get(at, {}).items():
-        way = wiring.between(producer)
-        products = way & wiring.products
-        has_softmax = any(wiring.vertex(index).kind is ImportedKind.SOFTMAX for index in way)
-        if has_softmax and len(products) == 1 and wiring.matrices(min(products)) is None:
-            return min(products), number, way - products
-    return None
-
-
 def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int]) -> ImportedAttention:
     """Return an unfused attention; its sizes follow from those of the products. Scores have B h s z entries, the output B h s e, the
-    module's tokens are T = B s."""
+    module's tokens are T = B s. `number`: input of `at` with the softmax of scores; `way`: vertices between them."""
     product, output = wiring.vertex(scores), wiring.vertex(at)
     into = wiring.into.get(scores, {})
     tokens = next((vertex.inputs[-1].shape for vertex in wiring.graph.vertices if vertex.kind is ImportedKind.EMBEDDING), ())

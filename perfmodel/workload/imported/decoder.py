@@ -20,7 +20,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, layer_parts
 from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
-from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
+from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, Reach
 from perfmodel.workload.imported.mixers import ImportedMixer, is_normed_after, is_normed_before, read_mixer
 from perfmodel.workload.imported.wiring import Wiring, difference, is_choice
 from perfmodel.workload.layer_specs import FeedForward, Mixer
@@ -59,14 +59,23 @@ def _with_unit(data: Any, name: str) -> Any:
 
 def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
     """Return the decoder of the module. Raises InputError with the first part that no decoder has."""
-    for vertex in graph.vertices:
-        if not _is_whole(vertex):
+    for vertex in graph.vertices:  # a file may have been edited
+        operands = (*vertex.inputs, *vertex.outputs)
+        if vertex.kind is ImportedKind.ATTENTION:
+            is_complete = {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
+        elif vertex.kind is ImportedKind.MATMUL or is_choice(vertex):
+            has_sizes = all(operand.shape and min(operand.shape) > 0 for operand in operands)
+            is_complete = bool(vertex.inputs) and bool(vertex.outputs) and has_sizes
+        else:
+            is_complete = vertex.kind is not ImportedKind.EMBEDDING or all(op.shape for op in vertex.inputs if op.parameter)
+        if not is_complete:
             rule = "lacks dims or sizes that every import has; import the module again"
             raise InputError(f"model={graph.name}: operator {vertex.name} {rule}")
     wiring = Wiring(graph)
-    _refuse_unknown(wiring)
+    for at, vertex in enumerate(graph.vertices):
+        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(output.is_index for output in vertex.outputs)):
+            raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
     layers, head = _layers(wiring)
-    _refuse_differing(wiring, layers)
     return _checked(wiring, name or graph.name, layers, head)
 
 
@@ -97,14 +106,9 @@ class _Layer:
     has_norm_after: bool
 
 
-def _refuse_unknown(wiring: Wiring) -> None:
-    for at, vertex in enumerate(wiring.graph.vertices):
-        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(output.is_index for output in vertex.outputs)):
-            raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
-
-
 def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
-    """Return the layers and the product that computes the logits."""
+    """Return the layers and the product that computes the logits. Refuse layers that differ, except between dense and expert
+    feed-forwards."""
     attentions = find_attentions(wiring)
     if not attentions:
         raise InputError(f"model={wiring.graph.name}: has no attention, so no cache and no decode step")
@@ -124,11 +128,6 @@ def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
         after = is_normed_after(wiring, mixer, min(products))
         shares = is_parallel and source == wiring.source(mixer.first)
         layers.append(_Layer(mixer=mixer, feed_forward=feed_forward, is_parallel=is_parallel, shares_norm=shares, has_norm_after=after))
-    return layers, head
-
-
-def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
-    """Refuse layers that differ, except between dense and expert feed-forwards."""
     first: dict[str, _Layer] = {}
     for layer in layers:
         known = first.setdefault(_feed_forward(layer), layer)
@@ -141,6 +140,7 @@ def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
         if differences:
             rule = f"is in a layer unlike the first ({', '.join(differences)}); decoders have equal layers"
             raise wiring.refused(layer.mixer.attention, rule)
+    return layers, head
 
 
 def _feed_forward(layer: _Layer) -> FeedForward:
@@ -240,16 +240,6 @@ def _reach(wiring: Wiring, layers: Sequence[_Layer]) -> Values:
 
 UNBOUNDED = 2**20
 """[token] Longest context of a module without a position table."""
-
-
-def _is_whole(vertex: ImportedVertex) -> bool:
-    """Return whether a vertex has the dims and sizes that its kind needs: a file may have been edited."""
-    if vertex.kind is ImportedKind.ATTENTION:
-        return {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
-    if vertex.kind is ImportedKind.MATMUL or is_choice(vertex):
-        operands = (*vertex.inputs, *vertex.outputs)
-        return bool(vertex.inputs) and bool(vertex.outputs) and all(operand.shape and min(operand.shape) > 0 for operand in operands)
-    return vertex.kind is not ImportedKind.EMBEDDING or all(operand.shape for operand in vertex.inputs if operand.parameter)
 
 
 __all__ = ["decoder_of", "is_saved_graph", "read_graph", "description_of"]

@@ -84,8 +84,14 @@ class Pieces:
     def even_part(self, vertex: int) -> tuple[str, int]:
         """Return (dim, entries of a part) of a split into equal parts, else ("", 0). The entries of a part stay a dim."""
         split = self.graph.vertices[vertex]
-        axis = "" if vertex in self.plain else _evenly_split(split)
-        return (axis, split.dims[axis] // len(split.outputs)) if axis else ("", 0)
+        if vertex in self.plain or split.kind is not ImportedKind.SPLIT or len(split.outputs) < 2 or len(split.unsplit) != 1:
+            return "", 0
+        (axis,) = split.unsplit
+        names, shape = split.inputs[0].dims, split.outputs[0].shape
+        if axis not in names or len(shape) != len(names) or any(output.shape != shape for output in split.outputs):
+            return "", 0
+        part = shape[names.index(axis)]
+        return (axis, part) if part * len(split.outputs) == split.dims[axis] else ("", 0)
 
     def read_as(self, vertex: int, number: int, piece: Piece) -> Piece | None:
         """Return the piece of the reader's dim that equals a piece of the tensor; None where the reader needs it unsharded."""
@@ -149,18 +155,6 @@ class Pieces:
         (_, inner), (other, other_inner) = ends if key == link.first else ends[::-1]
         if inner < cut < inner * link.size and not self.cut(other, other_inner * (cut // inner)):
             link.is_broken = True
-
-
-def _evenly_split(vertex: ImportedVertex) -> str:
-    """Return the dim that a split divides into equal parts; "" for anything else."""
-    if vertex.kind is not ImportedKind.SPLIT or len(vertex.outputs) < 2 or len(vertex.unsplit) != 1:
-        return ""
-    (axis,) = vertex.unsplit
-    shapes = {operand.shape for operand in vertex.outputs}
-    names = vertex.inputs[0].dims
-    if len(shapes) > 1 or axis not in names or len(vertex.outputs[0].shape) != len(names):
-        return ""
-    return axis if vertex.outputs[0].shape[names.index(axis)] * len(vertex.outputs) == vertex.dims[axis] else ""
 
 
 def refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]]) -> Pieces:

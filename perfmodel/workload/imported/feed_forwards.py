@@ -53,10 +53,21 @@ class _Choice:
 
 def read_feed_forward(wiring: Wiring, products: Sequence[int], hidden: int, attention: int, end: int) -> ImportedFeedForward:
     """Return the feed-forward of a layer from its non-attention products before vertex `end`. Raises InputError."""
-    activation = _activation(wiring, products)
     if not products:
         raise wiring.refused(attention, "is in a layer with 0 products in addition to its own; a feed-forward has two or three")
-    choices = [choice for at in range(min(products), end) if (choice := _choice(wiring, at, products)) is not None]
+    operators = [wiring.vertex(at) for at in range(min(products), max(products))]
+    names = [name for vertex in operators if vertex.kind is ImportedKind.ELEMENTWISE for name in vertex.functions]
+    activation = next((name for name in names if name in ACTIVATIONS), "gelu")
+    choices = []
+    for at in range(min(products), end):  # selections that read the output of exactly one of the products
+        vertex = wiring.vertex(at)
+        axis = vertex.unsplit[:1] or vertex.reduced[:1]
+        if axis and is_choice(vertex):
+            routers = wiring.products_before(at, first=min(products))
+            if len(routers) == 1 and routers <= set(products):
+                top = vertex.outputs[0].shape[-1] if vertex.function == "topk" else 1
+                entries = vertex.inputs[0].num_elements
+                choices.append(_Choice(at=at, router=min(routers), top=top, among=vertex.dims[axis[0]], entries=entries))
     if choices:
         experts = _experts(wiring, products, hidden, choices)
         return ImportedFeedForward(dense=None, experts=experts, activation=activation)
@@ -84,32 +95,7 @@ def _mlp(wiring: Wiring, ups: Sequence[int], down: int, hidden: int, experts: in
     return Mlp(width=width, gated=is_gated, bias=any(matrices.has_bias for matrices in (*above, below)), number=below.number)
 
 
-def _activation(wiring: Wiring, products: Sequence[int]) -> str:
-    """Return the activation by the name of a torch operator between the products; gelu if none is known."""
-    for at in range(min(products), max(products)) if products else ():
-        vertex = wiring.vertex(at)
-        if vertex.kind is ImportedKind.ELEMENTWISE:
-            names = vertex.functions
-            known = next((name for name in names if name in ACTIVATIONS), "")
-            if known:
-                return known
-    return "gelu"
-
-
 # --- experts ----------------------------------------------------------------------------------------------------------------------
-
-
-def _choice(wiring: Wiring, at: int, products: Sequence[int]) -> _Choice | None:
-    """Return the selection at a vertex if it reads the output of exactly one of these products; else None."""
-    vertex = wiring.vertex(at)
-    if not is_choice(vertex):
-        return None
-    axis = vertex.unsplit[:1] or vertex.reduced[:1]
-    routers = wiring.products_before(at, first=min(products))
-    if not axis or len(routers) != 1 or not routers <= set(products):
-        return None
-    top = vertex.outputs[0].shape[-1] if vertex.function == "topk" else 1
-    return _Choice(at=at, router=routers.pop(), top=top, among=vertex.dims[axis[0]], entries=vertex.inputs[0].num_elements)
 
 
 def _experts(wiring: Wiring, products: Sequence[int], hidden: int, choices: Sequence[_Choice]) -> Experts:
@@ -127,14 +113,16 @@ def _experts(wiring: Wiring, products: Sequence[int], hidden: int, choices: Sequ
     groups = [choice for choice in choices if choice.among < number and choice.entries == rows * choice.among]
     if len(products) == 1:
         raise wiring.refused(router, f"chooses among {number} experts, and the layer has no other product")
-    parts = _parts(wiring, [at for at in products if at != router], hidden, number)
-    routed, shared = _distinguished(wiring, router, parts, number)
+    routed, shared = _routed_and_shared(wiring, router, [at for at in products if at != router], hidden, number)
     gates = [at for at in products if wiring.weights(at).out_features == 1 and at != router]
     has_softmax = any(
         wiring.vertex(at).kind is ImportedKind.SOFTMAX and router in wiring.products_before(at, first=router)
         for at in range(router, max(products))
     )
-    score: Score = "softmax" if has_softmax or not _has_sigmoid(wiring, router, choices) else "sigmoid"
+    # A sigmoid precedes the selection, or follows it.
+    ways = {at for choice in choices for at in wiring.between(choice.at, first=router)} | set(wiring.out_of.get(choices[-1].at, ()))
+    has_sigmoid = any("sigmoid" in wiring.vertex(at).functions for at in ways)
+    score: Score = "sigmoid" if has_sigmoid and not has_softmax else "softmax"
     return Experts(
         num_experts=number,
         top_k=tops.pop(),
@@ -150,28 +138,17 @@ def _experts(wiring: Wiring, products: Sequence[int], hidden: int, choices: Sequ
     )
 
 
-def _has_sigmoid(wiring: Wiring, router: int, choices: Sequence[_Choice]) -> bool:
-    """Return whether a sigmoid precedes the selection, or follows it."""
-    ways = {at for choice in choices for at in wiring.between(choice.at, first=router)} | set(wiring.out_of.get(choices[-1].at, ()))
-    return any("sigmoid" in wiring.vertex(at).functions for at in ways)
-
-
-def _parts(wiring: Wiring, products: Sequence[int], hidden: int, number: int) -> list[tuple[int, Mlp]]:
-    """Return the feed-forwards of a layer, each with its last product."""
+def _routed_and_shared(wiring: Wiring, router: int, products: Sequence[int], hidden: int, number: int) -> tuple[Mlp, int]:
+    """Return one routed expert and the total width of shared ones: the router's outputs are the number of routed experts."""
     known = set(products)
     into = {at: wiring.products_into(at, first=min(products)) & known for at in products}
     ups = {at for before in into.values() for at in before}
-    parts = [(at, _mlp(wiring, sorted(before), at, hidden, number)) for at, before in into.items() if before]
+    parts = [_mlp(wiring, sorted(before), at, hidden, number) for at, before in into.items() if before]
     lonely = [at for at in products if at not in ups and not into[at] and wiring.weights(at).out_features != 1]
     if lonely:
         raise wiring.refused(lonely[0], f"takes {wiring.weights(lonely[0]).text} in and out, and is no part of an expert")
-    return parts
-
-
-def _distinguished(wiring: Wiring, router: int, parts: Sequence[tuple[int, Mlp]], number: int) -> tuple[Mlp, int]:
-    """Return one routed expert and the total width of shared ones: the router's outputs are the number of routed experts."""
     counts: Counter[tuple[int, bool, bool]] = Counter()
-    for _, part in parts:
+    for part in parts:
         counts[part.width, part.gated, part.bias] += part.number
     routed = [shape for shape, count in counts.items() if count >= number]
     if len(routed) != 1:

@@ -39,29 +39,24 @@ def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
         raise bad_field("inputs", shown(texts), "must be a text or a list of texts", "write tokens=int64[1,2048]")
     for text in texts:
         for part in re.sub(r"\s*(\]|[\[,=]\s*)", lambda match: match[1].strip(), text).replace(";", " ").split():
-            spec = _parse(part)
-            if spec.name and spec.name in {earlier.name for earlier in specs}:
-                raise bad_field("inputs", part, f"{spec.name} is given twice", "give each argument once")
-            if not spec.name and specs and specs[-1].name:
+            match = _SPEC.fullmatch(part)
+            if match is None:
+                raise bad_field("inputs", part, "is not an input", _HOW)
+            name, dtype, sizes = match.groups(default="")
+            dtype = _SHORT.get(dtype, dtype)
+            if dtype not in _TYPES:
+                raise bad_field("inputs", part, f"{dtype} is no type{suggest(dtype, (*_TYPES, *_SHORT))}")
+            shape = []
+            for size in sizes.split(",") if sizes else []:
+                count = whole_number(size)
+                if not count:
+                    raise bad_field("inputs", part, f"{size or 'nothing'} is no size: must be a whole number of at least 1", _HOW)
+                shape.append(count)
+            if prod(shape) > _MOST_ELEMENTS:
+                raise bad_field("inputs", part, "has more elements than can be counted", "use smaller sizes")
+            if name and name in {earlier.name for earlier in specs}:
+                raise bad_field("inputs", part, f"{name} is given twice", "give each argument once")
+            if not name and specs and specs[-1].name:
                 raise bad_field("inputs", part, "has no name and follows one that has", "put those without a name first")
-            specs.append(spec)
+            specs.append(InputSpec(name=name, dtype=dtype, shape=tuple(shape)))
     return tuple(specs)
-
-
-def _parse(text: str) -> InputSpec:
-    match = _SPEC.fullmatch(text)
-    if match is None:
-        raise bad_field("inputs", text, "is not an input", _HOW)
-    name, dtype, sizes = match.groups()
-    dtype = _SHORT.get(dtype, dtype)
-    if dtype not in _TYPES:
-        raise bad_field("inputs", text, f"{dtype} is no type{suggest(dtype, (*_TYPES, *_SHORT))}")
-    shape = []
-    for size in sizes.split(",") if sizes else []:
-        count = whole_number(size)
-        if not count:
-            raise bad_field("inputs", text, f"{size or 'nothing'} is no size: must be a whole number of at least 1", _HOW)
-        shape.append(count)
-    if prod(shape) > _MOST_ELEMENTS:
-        raise bad_field("inputs", text, "has more elements than can be counted", "use smaller sizes")
-    return InputSpec(name=name or "", dtype=dtype, shape=tuple(shape))

@@ -357,13 +357,6 @@ def _stream(kernel: str, elements: Extent, *accesses: Extent) -> tuple[Work, ...
     return (Stream(kernel=kernel, elements=elements, accesses=passes(*accesses)),)
 
 
-def _sums(over: Sequence[str], extent: Extent, *phases: Pass) -> tuple[OwnTraffic, ...]:
-    """Return all-reduces of float32 numbers where any of the dims is sharded."""
-    if not over:
-        return ()
-    return tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=tuple(over), extent=extent, phase=phase, itemsize=4.0) for phase in phases)
-
-
 def _embedding(seen: Seen) -> Operator:
     table = next((read for read in seen.inputs if read.is_parameter), seen.inputs[0])
     ids = next((read for read in seen.inputs if read is not table), table)
@@ -434,12 +427,14 @@ def _reduction(seen: Seen) -> Operator:
     read = tuple(read.extent for read in seen.inputs)
     gone = [dim for dim in seen.dims if dim not in seen.output.operand.dims]
     is_linear = seen.function in FUNCTIONS or len(seen.inputs) > 1
-    is_search = seen.function in ("argmax", "argmin", "prod")
+    traffic: tuple[OwnTraffic, ...] = ()
+    if gone and not is_linear and seen.function not in ("argmax", "argmin", "prod"):
+        traffic = (OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=tuple(gone), extent=out, phase=Pass.FORWARD, itemsize=4.0),)
     return seen.operator(
         "reduction",
         forward=_stream("default", read[0], *read, out),
         backward=_stream("default", read[0], out, *read),
-        traffic=() if is_linear or is_search else _sums(gone, out, Pass.FORWARD),
+        traffic=traffic,
         sums=gone if is_linear else (),
         keeps=() if seen.function in FUNCTIONS else seen.inputs,
     )

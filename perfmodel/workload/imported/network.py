@@ -30,7 +30,6 @@ from perfmodel.workload.imported.graph import (
     ImportedGraph,
     ImportedKind,
     ImportedOperand,
-    ImportedVertex,
     Shape,
 )
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
@@ -178,31 +177,24 @@ class _Builder:
         self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
         batch, samples = self._find_samples()
         self._name_pieces(samples)
-        class_of = self.pieces.classes()
-        never_cut, padded = self._never_cut(class_of), self._padded(class_of)
-        self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
-        self.padded = {piece for piece, first in class_of.items() if first in padded}
+        self._mark_pieces()
         for name, shape in self.shapes.items():
             positions = self.pieces.of_parameter(name, len(shape))
             rows = len(positions[0]) if shape else 1
             self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER, num_rows=rows)
             self.gradient[name] = True
         read = {(edge.producer, edge.output) for edge in self.graph.edges}
-        depends = _depend_on_inputs(self.graph)
+        # Whether each vertex depends on floats among the module's inputs.
+        depends = [
+            vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in self.graph.vertices
+        ]
+        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
+            depends[edge.consumer] |= depends[edge.producer]
         for index, vertex in enumerate(self.graph.vertices):
             numbers = [number for number in range(len(vertex.outputs)) if (index, number) in read]
-            is_split = vertex.kind is ImportedKind.SPLIT
-            if not is_split and 0 not in numbers:
+            if vertex.kind is not ImportedKind.SPLIT and 0 not in numbers:
                 numbers = [0, *numbers]
-            for number in numbers or [0]:
-                self._declare(index, number, depends[index])
-            if vertex.kind in (ImportedKind.INPUT, ImportedKind.CONSTANT):
-                continue
-            for number in numbers or [0]:
-                if is_split or number == 0:
-                    self._describe(index, number)
-                else:
-                    self._describe_part(index, number)
+            self._convert(index, numbers or [0], depends[index])
         largest = max((tensor.num_elements for tensor in self.tensors.values()), default=0)
         network = Graph(
             name=self.graph.name,
@@ -275,53 +267,59 @@ class _Builder:
                             pieces.add((read.key, read.inner))
         return pieces
 
-    def _padded(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
-        """Return the classes of vocabularies: of embeddings and losses, and thus of the output layer."""
-        kinds = (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY)
-        vocabularies = [self.pieces.of(("vertex", index, "v")) for index, vertex in enumerate(self.graph.vertices) if vertex.kind in kinds]
-        return {class_of[pieces[0]] for pieces in vocabularies if len(pieces) == 1}
+    def _mark_pieces(self) -> None:
+        """Set the pieces that are never cut, because their readers need them unsharded, and the padded ones, by classes of linked pieces.
 
-    def _never_cut(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
-        """Return the classes of pieces that are unsplit in every operator, because their readers need them unsharded.
-
-        These are the head sizes of fused attention (sharding heads is cheaper), and the parts of a tensor whose parts are all read (fused
-        q, k and v, fused gate and up).
+        Never cut are the head sizes of fused attention (sharding heads is cheaper), and the parts of a tensor whose parts are all read
+        (fused q, k and v, fused gate and up). Padded are vocabularies: of embeddings and losses, and thus of the output layer.
         """
-        classes: set[Piece] = set()
+        class_of = self.pieces.classes()
+        never_cut: set[Piece] = set()
+        padded: set[Piece] = set()
         taken: dict[Piece, int] = defaultdict(int)
         for index, vertex in enumerate(self.graph.vertices):
             if vertex.kind is ImportedKind.ATTENTION:
-                classes |= {class_of[piece] for dim in "de" for piece in self.pieces.of(("vertex", index, dim))}
+                never_cut |= {class_of[piece] for dim in "de" for piece in self.pieces.of(("vertex", index, dim))}
+            elif vertex.kind in (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY):
+                vocabulary = self.pieces.of(("vertex", index, "v"))
+                padded |= {class_of[piece] for piece in vocabulary if len(vocabulary) == 1}
             elif vertex.kind is ImportedKind.SPLIT and vertex.unsplit:
                 (axis, *_), (even, part) = vertex.unsplit, self.pieces.even_part(index)
                 if even:
-                    classes |= {class_of[piece] for piece in self.pieces.of(("vertex", index, even), part, len(vertex.outputs))}
+                    never_cut |= {class_of[piece] for piece in self.pieces.of(("vertex", index, even), part, len(vertex.outputs))}
                 elif len(vertex.outputs[0].shape) < len(vertex.dims):  # one entry of the axis each
                     for piece in self.pieces.of(("vertex", index, axis)):
                         taken[class_of[piece]] += len(vertex.outputs)
-        return classes | {piece for piece, count in taken.items() if count >= piece.size}
+        never_cut |= {piece for piece, count in taken.items() if count >= piece.size}
+        self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
+        self.padded = {piece for piece, first in class_of.items() if first in padded}
 
     def _tensor_name(self, index: int, number: int) -> str:
         return tensor_name(self.graph, self.shapes, index, number)
 
-    def _declare(self, index: int, number: int, depends: bool) -> None:
-        vertex, name = self.graph.vertices[index], self._tensor_name(index, number)
-        output = vertex.outputs[number]
-        trained = [self.gradient[read] for read in self._tensors_read(index)]
-        self.gradient[name] = any(trained) and not output.is_index
-        is_float = not output.is_index and (self.gradient[name] or depends or vertex.kind is ImportedKind.INPUT)
-        role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
-        self.tensors[name] = Tensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
-
-    def _tensors_read(self, index: int) -> list[str]:
-        names = []
-        for number, operand in enumerate(self.graph.vertices[index].inputs):
-            if operand.parameter:
-                names.append(operand.parameter)
-            elif (index, number) in self.into:
-                edge = self.into[index, number]
-                names.append(self._tensor_name(edge.producer, edge.output))
-        return names
+    def _convert(self, index: int, outputs: Sequence[int], depends: bool) -> None:
+        """Add the tensors of these outputs of a vertex, and their operators. Further outputs than the first are assumed to be computed from
+        it, except those of a split."""
+        vertex = self.graph.vertices[index]
+        read = [operand.parameter for operand in vertex.inputs if operand.parameter]
+        edges = [self.into.get((index, number)) for number, operand in enumerate(vertex.inputs) if not operand.parameter]
+        read += [self._tensor_name(edge.producer, edge.output) for edge in edges if edge is not None]
+        is_trained = any(self.gradient[name] for name in read)
+        for number in outputs:
+            name, output = self._tensor_name(index, number), vertex.outputs[number]
+            self.gradient[name] = is_trained and not output.is_index
+            is_float = not output.is_index and (is_trained or depends or vertex.kind is ImportedKind.INPUT)
+            role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
+            self.tensors[name] = Tensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
+        if vertex.kind in (ImportedKind.INPUT, ImportedKind.CONSTANT):
+            return
+        for number in outputs:
+            if vertex.kind is ImportedKind.SPLIT or number == 0:
+                self._describe(index, number)
+            else:
+                seen = self._seen(index, 0)
+                further = replace(seen, name=f"{seen.name}.{number}", inputs=(seen.output,), output=self._written(index, number))
+                self._append(further.operator("part"), index, number, Computed.FURTHER)
 
     def _seen(self, index: int, number: int) -> Seen:
         vertex, names = self.graph.vertices[index], self.names[index]
@@ -329,25 +327,27 @@ class _Builder:
         for dim, size in vertex.dims.items():
             key: DimKey = ("vertex", index, dim)
             pieces[dim] = tuple(names[piece] for piece in self.pieces.of(key) or (Piece(key=key, inner=1, size=size),))
+        axis, part = self.pieces.even_part(index)
+        repeated = repeated_axis(vertex)
+        unsplit = []
+        for piece, name in names.items():
+            of = piece.key[-1]
+            is_unsplit = piece.inner >= part if of == axis else of in vertex.unsplit and of != repeated
+            if is_unsplit or piece in self.never_cut:
+                unsplit.append(name)
+        # The layer is the module path up to its first number ("encoder.3"), or its first name.
+        numbered = re.match(r"^(.*?\.)?\d+(?=\.|$)", vertex.module)
         return Seen(
             vertex=vertex,
             name=vertex.name if len(vertex.outputs) == 1 or vertex.kind is not ImportedKind.SPLIT else f"{vertex.name}.{number}",
-            layer=_layer(vertex.module),
+            layer=numbered.group(0) if numbered else vertex.module.partition(".")[0],
             dims={name: piece.size for piece, name in names.items()},
             pieces=pieces,
-            unsplit=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
+            unsplit=tuple(unsplit),
             padded=tuple(name for piece, name in names.items() if piece in self.padded),
             inputs=tuple(self._read(index, input_number, pieces) for input_number in range(len(vertex.inputs))),
             output=self._written(index, number),
         )
-
-    def _is_unsplit(self, index: int, piece: Piece) -> bool:
-        dim = piece.key[-1]
-        axis, part = self.pieces.even_part(index)
-        if dim == axis:
-            return piece.inner >= part
-        vertex = self.graph.vertices[index]
-        return dim in vertex.unsplit and dim != repeated_axis(vertex)
 
     def _written(self, index: int, number: int) -> Read:
         operand, name = self.graph.vertices[index].outputs[number], self._tensor_name(index, number)
@@ -403,8 +403,10 @@ class _Builder:
         vertex = self.graph.vertices[index]
         if vertex.kind is not ImportedKind.CONVOLUTION or (index, number) not in self.into:
             return ""
+        operand = vertex.inputs[number]
         for link in self.into[index, number].links:
-            is_all = link.positions == (position,) and link.consumer_inner == 1 and link.size == _entries(vertex, number, link.consumer)
+            entries = operand.shape[operand.dims.index(link.consumer)] if link.consumer in operand.dims else 0
+            is_all = link.positions == (position,) and link.consumer_inner == 1 and link.size == entries
             if is_all and is_stepped(vertex, number, link.consumer) and link.size != vertex.dims[link.consumer]:
                 of_dim = self.pieces.of(("vertex", index, link.consumer))
                 return self.names[index][of_dim[0]] if len(of_dim) == 1 else ""
@@ -433,12 +435,6 @@ class _Builder:
     def _append(self, operator: Operator, index: int, number: int, computed: Computed) -> None:
         self.operators.append(operator)
         self.sources[operator.name] = OperatorSource(index, number, computed)
-
-    def _describe_part(self, index: int, number: int) -> None:
-        """Append a further output, assumed to be computed from the first."""
-        seen = self._seen(index, 0)
-        further = replace(seen, name=f"{seen.name}.{number}", inputs=(seen.output,), output=self._written(index, number))
-        self._append(further.operator("part"), index, number, Computed.FURTHER)
 
     # --- unsharded reads ----------------------------------------------------------------------------------------
 
@@ -483,27 +479,8 @@ _REASONS = {
 }
 
 
-def _entries(vertex: ImportedVertex, number: int, dim: str) -> int:
-    operand = vertex.inputs[number]
-    return operand.shape[operand.dims.index(dim)] if dim in operand.dims else 0
-
-
 def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
     return tuple(piece.size if piece is not None else 1 for position in positions for piece in position)
-
-
-def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:
-    """Return whether each vertex depends on floats among the module's inputs."""
-    depends = [vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in graph.vertices]
-    for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
-        depends[edge.consumer] |= depends[edge.producer]
-    return depends
-
-
-def _layer(module: str) -> str:
-    """Return the module path up to its first number ("encoder.3"), or its first name."""
-    numbered = re.match(r"^(.*?\.)?\d+(?=\.|$)", module)
-    return numbered.group(0) if numbered else module.partition(".")[0]
 
 
 __all__ = ["ImportedNetwork", "network_of"]

@@ -63,13 +63,11 @@ class Wiring:
         for at, vertex in enumerate(self.graph.vertices):
             producers = self.into.get(at, {}).values()
             trained.append(any(trained[producer] for producer in producers) or any(operand.parameter for operand in vertex.inputs))
-            if vertex.kind is ImportedKind.MATMUL and trained[at] and not self._combines(at):
-                self.products.add(at)
-
-    def _combines(self, at: int) -> bool:
-        """Return whether a product of activations combines selected values by weights."""
-        before = {index for producer in self.into.get(at, {}).values() for index in self.between(producer)}
-        return self.matrices(at) is None and any(is_choice(self.vertex(index)) for index in before)
+            if vertex.kind is ImportedKind.MATMUL and trained[at]:
+                before = {index for producer in producers for index in self.between(producer)}
+                combines = self.matrices(at) is None and any(is_choice(self.vertex(index)) for index in before)
+                if not combines:
+                    self.products.add(at)
 
     def vertex(self, at: int) -> ImportedVertex:
         return self.graph.vertices[at]

@@ -51,7 +51,16 @@ def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
     for key, value in given.items():
         if key not in known:
             raise bad_field(key, printable(value), f"is no size of {name}{suggest(key, set(known) - {'batch'})}")
-        _check_size(key, value, known[key])
+        default = known[key]  # the size has its kind: a flag, a size, or one size per layer
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise bad_field(key, printable(value), "must be true or false", "write one of them")
+            continue
+        if isinstance(default, tuple) and (not isinstance(value, tuple) or not value):
+            raise bad_field(key, printable(value), "must be several sizes", f"use the number of sizes in {default}")
+        for part in value if isinstance(value, tuple) and isinstance(default, tuple) else (value,):
+            if isinstance(part, bool) or not isinstance(part, int) or not 1 <= part <= MAX_SIZE:
+                raise bad_field(key, printable(part), f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
     return build(**given)
 
 
@@ -74,19 +83,6 @@ def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
         raise InputError(f"network={one_line(name)}: no network has this name{suggest(name, list_networks())}")
     parameters = inspect.signature(build).parameters
     return build, {key: parameter.default for key, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
-
-
-def _check_size(field: str, value: Size, default: Size) -> None:
-    """Check that a size has the kind of its default: a flag, a size, or one size per layer."""
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise bad_field(field, printable(value), "must be true or false", "write one of them")
-        return
-    if isinstance(default, tuple) and (not isinstance(value, tuple) or not value):
-        raise bad_field(field, printable(value), "must be several sizes", f"use the number of sizes in {default}")
-    for part in value if isinstance(value, tuple) and isinstance(default, tuple) else (value,):
-        if isinstance(part, bool) or not isinstance(part, int) or not 1 <= part <= MAX_SIZE:
-            raise bad_field(field, printable(part), f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
 
 
 __all__ = ["list_networks", "load_network", "network_sizes"]

@@ -41,7 +41,18 @@ def vit_large(
         x = add(b, f"{layer}.mlp_add", x, gelu_mlp(b, f"{layer}.", y, intermediate))
     b.layer = "head"
     x = b.layer_norm("final_norm", x, "b s h", "h", eps=_EPS)
-    logits = b.linear("head", _first(b, x), "b h", "n h", "b n", new={"n": classes})
+    _, length, _ = b.shape(x)
+    operator = select(
+        "class_output",
+        Operand(tensor=x, dims=("b", "", "h")),
+        Operand(tensor="class_output.out", dims=("b", "h")),
+        {"b": batch, "h": hidden},
+        axis=1,
+        index=0,
+        size=length,
+        layer=b.layer,
+    )
+    logits = b.linear("head", b.add(operator, batch, hidden), "b h", "n h", "b n", new={"n": classes})
     b.cross_entropy(logits, "b n", "n")
     return b.build()
 
@@ -69,19 +80,3 @@ def _sequence(b: NetworkBuilder, x: str) -> str:
         layer=b.layer,
     )
     return b.add(operator, batch, length + 1, hidden)
-
-
-def _first(b: NetworkBuilder, x: str) -> str:
-    """Write the selection of each image's class token."""
-    batch, length, hidden = b.shape(x)
-    operator = select(
-        "class_output",
-        Operand(tensor=x, dims=("b", "", "h")),
-        Operand(tensor="class_output.out", dims=("b", "h")),
-        {"b": batch, "h": hidden},
-        axis=1,
-        index=0,
-        size=length,
-        layer=b.layer,
-    )
-    return b.add(operator, batch, hidden)
