@@ -93,7 +93,9 @@ def plan_of_case(
         # layers are placed sequentially on all chips, of which one works at a time
         pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
-    _check_optimizer(settings)
+    optimizer_flag = megatron_flags(settings).get("optimizer", "adam")  # Adam is the default of Megatron-LM
+    if optimizer_flag != "adam":
+        raise bad_field("optimizer", one_line(optimizer_flag, 40), "is not modelled", "give runs with adam")
     profile = with_settings(load_profile_once(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
     model = inputs["model"]
@@ -122,8 +124,8 @@ def plan_of_case(
     if experts is not None:
         eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
-    zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
-    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
+    zero, shard = _zero(inputs, framework, settings, dp=dp, cp=cp, assumed=assumed)
+    shard = dp_shard or shard
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
     kernel = "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
     flash = stated_or(inputs, "flash_attention", None, assumed)
@@ -162,13 +164,6 @@ def _check_model(inputs: Mapping[str, Any]) -> None:
         raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
     if model is None:
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-
-
-def _check_optimizer(settings: Mapping[str, Any]) -> None:
-    """Raise InputError for another optimizer than Adam, the default of Megatron-LM."""
-    stated = megatron_flags(settings).get("optimizer", "adam")
-    if stated != "adam":
-        raise bad_field("optimizer", one_line(stated, 40), "is not modelled", "give runs with adam")
 
 
 @lru_cache(maxsize=64)
@@ -255,34 +250,38 @@ def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] 
     return tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
 
 
-def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
+def _zero(
+    inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, dp: int, cp: int, assumed: list[str]
+) -> tuple[int, int]:
+    """Return the ZeRO stage and the replicas that it shards over.
+
+    These are the stated group, a node with HSDP, those of Megatron-LM's flags, else all replicas.
+    """
+    flags = megatron_flags(settings)
     stage = inputs.get("zero_stage")
     if stage is None:
         distributed = inputs.get("distributed_optimizer")
         if distributed is not None:
             stage = 1 if distributed else 0
-        elif megatron_flags(settings).get("use-distributed-optimizer") == "True":
+        elif flags.get("use-distributed-optimizer") == "True":
             stage = 1
         else:
             stage = stated_or(inputs, "zero_stage", framework.zero, assumed)
     if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
         stage = ZeroStage.GRADIENTS  # parameters are not resharded after forward
-    return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
-
-
-def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
-    """Return the ranks that ZeRO shards over: the stated group, a node with HSDP, those of Megatron-LM's flags, else all replicas."""
-    if zero == 0:
-        return 1
-    instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
+    stage = int(stage)
+    if stage == 0 or dp * cp == 1:  # sharded over the replicas and over the sequence
+        return 0, 1
+    instances = flags.get("num-distributed-optimizer-instances", "1")
     if instances.isdecimal() and int(instances) > 1 and dp % int(instances) == 0:
-        return dp // int(instances)
+        return stage, dp // int(instances)
     group = settings.get("zero_group")
     if isinstance(group, int) and not isinstance(group, bool) and 0 < group <= dp and dp % group == 0:
-        return group
+        return stage, group
+    chips_per_node = optional_count(inputs, "chips_per_node") or 8
     if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
-        return chips_per_node
-    return dp
+        return stage, chips_per_node
+    return stage, dp
 
 
 def _recompute(
@@ -309,21 +308,17 @@ def _recompute(
 
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
-    if inputs.get("chips"):
-        return _mixed_hardware(inputs["chips"], num_chips)
-    chip = inputs.get("chip")
-    if not chip or not chip.strip() or is_path(chip):
-        raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
-    per_node = optional_count(inputs, "chips_per_node")
-    rate = inputs.get("inter_node_gbit_per_s_per_node")
-    bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
-    return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
-
-
-def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
-    """Return the hardware of several kinds of chips, each with its nodes, its links and the share of its rates that it reaches."""
+    """Return the hardware of one kind of chips, or of several: each with its nodes, links and the share of its rates that it reaches."""
+    if not inputs.get("chips"):
+        chip = inputs.get("chip")
+        if not chip or not chip.strip() or is_path(chip):
+            raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
+        per_node = optional_count(inputs, "chips_per_node")
+        rate = inputs.get("inter_node_gbit_per_s_per_node")
+        bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
+        return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
     pools = []
-    for kind in kinds:
+    for kind in inputs["chips"]:
         if is_path(kind["chip"]):
             raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
@@ -339,5 +334,4 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         speed = kind.get("speed")
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
     text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
-    first = kinds[0]["chip"]
-    return HardwareOfCase(chip=first, num_chips=num_chips, cluster=text)
+    return HardwareOfCase(chip=inputs["chips"][0]["chip"], num_chips=num_chips, cluster=text)
