@@ -109,13 +109,13 @@ def _table(table: Table) -> Iterator[str]:
     heads = (f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True))
     yield from ("<thead><tr>", *heads, "</tr></thead>", "<tbody>")
     for row in table.rows:
-        yield "<tr>" + "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
+        cells = ""
+        for cell, side in zip(row, sides, strict=True):
+            bar = _BAR.fullmatch(cell)
+            drawn = f'<i class="bar" style="width:{len(bar[1]) / _BAR_WIDTH * 9:.2f}em"></i>{escape(bar[2])}' if bar else linked(cell)
+            cells += f"<td{side}>{drawn}</td>"
+        yield f"<tr>{cells}</tr>"
     yield "</tbody></table></div>"
-
-
-def _cell(text: str) -> str:
-    bar = _BAR.fullmatch(text)
-    return f'<i class="bar" style="width:{len(bar[1]) / _BAR_WIDTH * 9:.2f}em"></i>{escape(bar[2])}' if bar else linked(text)
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], text: Callable[[float], str], *, with_shares: bool = False) -> Markup:
