@@ -130,6 +130,12 @@ def plan_of_case(
     kernel = "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
     flash = stated_or(inputs, "flash_attention", None, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
+    if not stage_layers:  # as the framework places them; None: the default of a plan
+        stages = pp * virtual_stages
+        if profile.stages.places_layers_by_cost and virtual_stages == 1:
+            stage_layers = stage_layers_by_cost(model, pp)
+        else:  # evenly where the stages divide their number, without regard to their cost
+            stage_layers = even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
     sequence_parallel = inputs.get("sequence_parallel")
     plan = make_plan(
         job,
@@ -147,7 +153,7 @@ def plan_of_case(
         recompute_operators=operators,
         rules=rules,
         virtual_stages=virtual_stages,
-        stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
+        stage_layers=stage_layers,
         attention=kernel if flash is None else "flash" if flash else "unfused",
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
@@ -221,17 +227,6 @@ def _virtual_stages(
         assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
         return 1
     return value
-
-
-def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage as the framework places them; None: the default of a plan.
-
-    Layers are split evenly where the stages divide their number, without regard to their cost.
-    """
-    if profile.stages.places_layers_by_cost and virtual_stages == 1:
-        return stage_layers_by_cost(model, pp)
-    layers, stages = model.num_hidden_layers, pp * virtual_stages
-    return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
 
 
 def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:

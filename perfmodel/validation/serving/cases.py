@@ -62,7 +62,16 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     inputs = checked_inputs(ServingCaseFile, inputs)
     assumed: list[str] = []
     kind = stated_or(inputs, "kind", "max_throughput" if inputs.get("batch") is None else "serving", assumed)
-    chip = _chip(inputs)
+    stated, description = inputs.get("chip_id"), inputs.get("chip")
+    chip = str(stated) if stated in list_chips() else None
+    for text in filter(None, (stated, description)):
+        with suppress(InputError):
+            chip = chip or chip_called(text)
+    if not chip:
+        shown = one_line(stated or description or "", 60)
+        raise InputError(
+            f"chip_id={shown}: no chip of this name is known; it cannot be predicted" if shown else "chip_id: the run does not state it"
+        )
     framework = stated_or(inputs, "framework", "", assumed)
     engine, version = engine_of(framework, chip=chip), version_of(str(framework))
     launch = launch_of(inputs, engine, chip, version)
@@ -82,20 +91,6 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
         kind=kind,
         distinct_experts=float(experts.top_k) if inputs.get("repeated_prompts") and experts is not None else 0.0,
         assumed=tuple(assumed),
-    )
-
-
-def _chip(inputs: Mapping[str, Any]) -> str:
-    stated, description = inputs.get("chip_id"), inputs.get("chip")
-    if stated in list_chips():
-        return str(stated)
-    for text in filter(None, (stated, description)):
-        with suppress(InputError):
-            if chip := chip_called(text):
-                return chip
-    shown = one_line(stated or description or "", 60)
-    raise InputError(
-        f"chip_id={shown}: no chip of this name is known; it cannot be predicted" if shown else "chip_id: the run does not state it"
     )
 
 
