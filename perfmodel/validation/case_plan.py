@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
@@ -15,6 +16,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.releases import ReleaseRecipe
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.layout import ZeroStage, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
@@ -40,6 +42,9 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import Method, Training, training_of
 
 _GBIT = 1e9 / 8
+
+#: Spellings of fp8 recipes with current scaling (scales of the tensor itself); the default is delayed scaling.
+_CURRENT_SCALING = ("tensorwise", "rowwise", "current")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,11 @@ def plan_of_case(
     """
     loaded = {name: value for name, value in inputs.items() if isinstance(value, TransformerConfig)}  # of a user's run
     inputs = {**checked_inputs(TrainingCaseFile, {**inputs, **dict.fromkeys(loaded)}), **loaded}
-    _check_model(inputs)
+    model = inputs.get("model")
+    if model is None:
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
+        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
     settings = framework.options.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
@@ -97,8 +106,12 @@ def plan_of_case(
     if optimizer_flag != "adam":
         raise bad_field("optimizer", one_line(optimizer_flag, 40), "is not modelled", "give runs with adam")
     profile = with_settings(load_profile_once(framework.profile), settings)
-    policy, dtype = _precision(inputs, settings, assumed)
-    model = inputs["model"]
+    precision = stated_or(inputs, "precision", "bf16", assumed)
+    policy, dtype = PRECISIONS[precision]
+    if precision == "bf16" and settings.get("pure_bf16") is True:
+        policy = Precision.BF16
+    elif precision == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
+        policy = Precision.FP8_CURRENT
     config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
     model = with_framework_defaults(config, model, framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
@@ -116,11 +129,9 @@ def plan_of_case(
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    stage_layers = stated_stages(inputs, recipe) or _stages_of_units(inputs, layers)
-    if stage_layers:
-        virtual_stages = len(stage_layers) // pp
-    else:
-        virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
+    virtual_stages, stage_layers = _stages(
+        inputs, framework, recipe, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed
+    )
     if experts is not None:
         eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
@@ -164,14 +175,6 @@ def plan_of_case(
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
-def _check_model(inputs: Mapping[str, Any]) -> None:
-    model = inputs.get("model")
-    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
-        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
-    if model is None:
-        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-
-
 @lru_cache(maxsize=64)
 def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
@@ -191,19 +194,6 @@ def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[in
     return stated, stated // ways
 
 
-#: Spellings of fp8 recipes with current scaling (scales of the tensor itself); the default is delayed scaling.
-_CURRENT_SCALING = ("tensorwise", "rowwise", "current")
-
-
-def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
-    value = stated_or(inputs, "precision", "bf16", assumed)
-    if value == "bf16" and settings.get("pure_bf16") is True:
-        return Precision.BF16, Dtype.BF16
-    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
-        return Precision.FP8_CURRENT, Dtype.FP8
-    return PRECISIONS[value]
-
-
 def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
     """Return the training method, such as `lora:16`. For a run that states adapters without a rank (`lora`), use the framework's recipe."""
     value = inputs.get("train")
@@ -215,34 +205,37 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
     return training_of(value)
 
 
-def _virtual_stages(
-    inputs: Mapping[str, Any], framework: Framework, *, layers: int, pp: int, num_microbatches: int, assumed: list[str]
-) -> int:
-    value = optional_count(inputs, "virtual_stages")
-    if value is None:
-        value = assumed_virtual_stages(framework, layers, pp) if pp > 1 and num_microbatches % pp == 0 else 1
-        if value > 1:
-            assumed.append("virtual_stages")
-    if value > 1 and (pp == 1 or num_microbatches % pp):
-        assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
-        return 1
-    return value
+def _stages(
+    inputs: Mapping[str, Any],
+    framework: Framework,
+    recipe: ReleaseRecipe | None,
+    *,
+    layers: int,
+    pp: int,
+    num_microbatches: int,
+    assumed: list[str],
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the virtual stages of a rank, and the layers of each stage where the run or its recipe states them.
 
-
-def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage where the run states its modules.
-
-    Two modules precede the layers (embedding, transposition), the others follow them.
+    Of stated modules, two precede the layers (embedding, transposition), the others follow them.
     """
-    stages = inputs.get("stages")
-    if not stages:
-        return None
-    units = [stated_count(stage, "units") for stage in stages]
-    if sum(units) < layers:
-        raise bad_field("stages", one_line(stages), f"must state units of each stage, {layers} or more in all", "correct it in the case")
-    first = min(2, sum(units) - layers)
-    ends = [sum(units[: i + 1]) for i in range(len(units))]
-    return tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
+    stage_layers, stages = stated_stages(inputs, recipe), inputs.get("stages")
+    if stages and not stage_layers:
+        units = [stated_count(stage, "units") for stage in stages]
+        if sum(units) < layers:
+            rule = f"must state units of each stage, {layers} or more in all"
+            raise bad_field("stages", one_line(stages), rule, "correct it in the case")
+        first, ends = min(2, sum(units) - layers), accumulate(units)
+        stage_layers = tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
+    if stage_layers:
+        return len(stage_layers) // pp, stage_layers
+    stated = optional_count(inputs, "virtual_stages")
+    virtual_stages = assumed_virtual_stages(framework, layers, pp) if stated is None else stated
+    if pp == 1 or num_microbatches % pp:
+        virtual_stages = 1  # the schedule does not exist for this number of microbatches
+    if virtual_stages != (stated or 1):
+        assumed.append("virtual_stages")
+    return virtual_stages, None
 
 
 def _zero(
