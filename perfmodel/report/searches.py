@@ -16,7 +16,7 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, FittingChange, Objective, SearchResult
+from perfmodel.planner.result import FittingChange, Objective, SearchResult
 from perfmodel.report.advice import flags_text, remedies_objects
 from perfmodel.report.predictions import (
     PLAN_LEGEND,
@@ -211,24 +211,20 @@ def other_lines(result: SearchResult) -> list[str]:
     unusual = [f"{'-'.join(order)} of {', '.join(names)}" for order, names in orders.items() if order != DEFAULT_ORDER]
     others = [f"{'-'.join(DEFAULT_ORDER)} of the others"] if DEFAULT_ORDER in orders else []
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
-    alike = ((number, _alike_text(kind)) for number, kind in enumerate(result.kinds, 1))
-    return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
-
-
-def _alike_text(kind: AlikePlans) -> str:
-    """Return the knobs in which nearly equal plans differ from the printed plan, with a few values of each."""
-    cells = _alike_cells(kind.prediction.plan)
-    others: dict[str, list[str]] = {}
-    for plan in kind.alike:
-        for knob, value in _alike_cells(plan).items():
-            if value != cells[knob] and value not in others.setdefault(knob, []):
-                others[knob].append(value)
-    texts = []
-    for knob, values in others.items():
-        if values:
-            listed = values if len(values) <= _ALIKE_VALUES else [*values[:_ALIKE_VALUES], "..."]
-            texts.append(f"{knob} {', '.join(listed)}")
-    return "; ".join(texts)
+    for number, kind in enumerate(result.kinds, 1):
+        cells = _alike_cells(kind.prediction.plan)
+        differing: dict[str, list[str]] = {}  # knob -> values of nearly equal plans that the printed plan does not have
+        for plan in kind.alike:
+            for knob, value in _alike_cells(plan).items():
+                if value != cells[knob] and value not in differing.setdefault(knob, []):
+                    differing[knob].append(value)
+        texts = [
+            f"{knob} {', '.join(values[:_ALIKE_VALUES])}{', ...' if len(values) > _ALIKE_VALUES else ''}"
+            for knob, values in differing.items()
+        ]
+        if texts:
+            lines.append(f"as good as {number} with: {'; '.join(texts)}")
+    return lines
 
 
 def _alike_cells(plan: Plan) -> dict[str, str]:
