@@ -151,9 +151,10 @@ def _facts_of_key(value: object, key: KeyMeaning, facts: Mapping[str, Any]) -> d
     for fact, entry in entries.items():
         if isinstance(entry, str) and entry.startswith("="):
             entry = evaluate(entry[1:], names)
-        if fact in _WHOLE:
-            is_whole = (isinstance(entry, int) and not isinstance(entry, bool)) or (isinstance(entry, float) and entry.is_integer())
-            entry = int(entry) if is_whole else None
+        if fact in _WHOLE and isinstance(entry, float) and entry.is_integer():
+            entry = int(entry)
+        elif fact in _WHOLE and (isinstance(entry, bool) or not isinstance(entry, int)):
+            entry = None
         entries[fact] = entry
     return {fact: entry for fact, entry in entries.items() if entry is not None}
 
