@@ -73,7 +73,14 @@ def part_html(part: Part) -> str:
         case Table():
             return "\n".join(_table(part))
         case Facts():
-            return "\n".join(_facts(part))
+            lines: dict[str, list[str]] = {}
+            last = ""
+            for name, value in part.facts:
+                last = name or last
+                lines.setdefault(last, []).append(linked(value))
+            title = [f"<h3>{escape(part.title)}</h3>"] if part.title else []
+            entries = (f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items())
+            return "\n".join([*title, "<dl>", *entries, "</dl>"])
         case Notes():
             notes = [f"<li>{linked(note)}</li>" for note in part.shown(verbose=True)[0]]
             return "\n".join(["<ul>", *notes, "</ul>"]) if notes else ""
@@ -87,17 +94,6 @@ def linked(text: str) -> str:
     """Return the escaped text with URLs as links."""
     pieces = map(escape, _ADDRESS.split(text))  # every second one is an address
     return "".join(f'<a href="{piece}" rel="noreferrer">{piece}</a>' if i % 2 else piece for i, piece in enumerate(pieces))
-
-
-def _facts(block: Facts) -> Iterator[str]:
-    if block.title:
-        yield f"<h3>{escape(block.title)}</h3>"
-    lines: dict[str, list[str]] = {}
-    last = ""
-    for name, value in block.facts:
-        last = name or last
-        lines.setdefault(last, []).append(linked(value))
-    yield from ("<dl>", *(f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items()), "</dl>")
 
 
 def _table(table: Table) -> Iterator[str]:
