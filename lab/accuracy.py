@@ -290,7 +290,9 @@ def _intervals(report: AccuracyReport) -> Sections:
         if not summary.num_intervals:
             return
         unseen = [f"{error_summary(name, left).times.coverage:.0%}" if left else "-"] if others else []
-        rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", _width(known), *unseen))
+        widths = sorted(high / low - 1 for row in known for low, high in row.intervals.values())
+        width = f"{widths[len(widths) // 2]:.0%}" if widths else "-"
+        rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", width, *unseen))
     rows.append(("mean over sources", "", _mean_coverage(report.scored), "", *([_mean_coverage(others)] if others else [])))
     yield "intervals", {"table": table(headers, rows)}
 
@@ -300,11 +302,6 @@ def _mean_coverage(rows: Sequence[TrainingRow]) -> str:
     groups = grouped(rows, lambda row: row.group)
     shares = [error_summary(name, members).times.coverage for name, members in sorted(groups.items())]
     return f"{sum(shares) / len(shares):.0%}"
-
-
-def _width(rows: Sequence[TrainingRow]) -> str:
-    widths = sorted(high / low - 1 for row in rows for low, high in row.intervals.values())
-    return f"{widths[len(widths) // 2]:.0%}" if widths else "-"
 
 
 def _fitted(report: AccuracyReport) -> Sections:

@@ -74,7 +74,10 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
     for same in grouped(filter(is_primary, cases), lambda case: text_without(case, OPTIONS | {"dp"})).values():
         runs = list(_runs(same, predictor, left_out)) if len(same) > 1 else []
         for one, other in combinations(runs, 2):
-            names = _differing(one.options, other.options)
+            differing = [name for name in sorted({*one.options, *other.options}) if one.options.get(name) != other.options.get(name)]
+            # without those that follow from a degree of 1 in one of the two
+            degrees = {name: (one.options[degree], other.options[degree]) for name, degree in _NEEDS.items()}
+            names = [name for name in differing if 1 not in degrees.get(name, ())]
             if len(names) != 1:
                 continue
             fast, slow = sorted((one, other), key=lambda run: run.measured)
@@ -87,12 +90,6 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
                 measured=(fast.measured, slow.measured),
                 predicted=(fast.predicted, slow.predicted),
             )
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the options in which two runs differ, without those that follow from a degree of 1 in one of them."""
-    names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
-    return [name for name in names if name not in _NEEDS or 1 not in (one[_NEEDS[name]], other[_NEEDS[name]])]
 
 
 def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str, float] | None) -> Iterator[_Run]:

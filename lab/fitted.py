@@ -110,7 +110,7 @@ def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNu
     """Return the contents of a file; an unchanged number keeps its date."""
 
     def quantity(constant: str, value: float) -> str | float:
-        return exact_quantity(value, unit_of(constant)) if _has_unit(constant) else value
+        return exact_quantity(value, unit_of(constant)) if constant.endswith("_bytes") or "time" in constant else value
 
     data = {}
     for constant, number in sorted(numbers.items()):
@@ -126,10 +126,6 @@ def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNu
             **({"lent": True} if number.is_lent else {}),
         }
     return HEAD + (dump_yaml(data, inline_leaves=True) if data else "{}\n")
-
-
-def _has_unit(constant: str) -> bool:
-    return constant.endswith("_bytes") or "time" in constant
 
 
 def write_fitted(cases: Path, out: Path) -> list[Path]:

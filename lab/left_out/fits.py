@@ -197,7 +197,8 @@ class LeftOut:
             for split in leave_one_out([self.runs[index].model for index in rows]):
                 held_out = [rows[index] for index in split.held_out]
                 fitted = self.fitted(name, without=split.label)
-                fold = _fold(name, split.label, fitted)
+                seen = f"fit to {fitted.num_runs} runs of {name}" if fitted.num_runs else f"no run of {name}: constants of its relatives"
+                fold = f"without {split.label}: {seen}"
                 for index, time in zip(held_out, self.times.predict(held_out, fitted.values).tolist(), strict=True):
                     predictions[index] = PredictedRun(run=self.runs[index], predicted=time, fold=fold)
         return [predictions[index] for index in sorted(predictions)]
@@ -206,8 +207,3 @@ class LeftOut:
 def with_prior(constant: Constant, value: float) -> Constant:
     """Return the constant with a relative's value as prior, clipped to its bounds."""
     return replace(constant, prior=min(max(value, constant.lower), constant.upper))
-
-
-def _fold(name: str, model: str, fitted: FittedConstants) -> str:
-    seen = f"fit to {fitted.num_runs} runs of {name}" if fitted.num_runs else f"no run of {name}: constants of its relatives"
-    return f"without {model}: {seen}"

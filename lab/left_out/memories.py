@@ -103,18 +103,17 @@ class Memories:
         return replace(estimator, profile=estimator.profile.having(**moved))
 
     def figures(self, runs: Sequence[RunMemory], values: Mapping[str, float]) -> Array:
-        """Return the memory that the framework would report, for each run. [byte]"""
-        return np.array([self._figure(run, values) for run in runs])
-
-    def _figure(self, run: RunMemory, values: Mapping[str, float]) -> float:
-        """Return the memory that the framework would report. [byte]
+        """Return the memory that the framework would report, for each run. [byte]
 
         The columns of a plan are cached: the fitted constants do not change them.
         """
-        estimator = self.estimator(run, values)
-        if id(run) not in self._columns:
-            self._columns[id(run)] = run, plan_columns(estimator, [run.planned.plan])
-        return memory_figure(estimator, run.planned, self._columns[id(run)][1].of(estimator))
+        figures = []
+        for run in runs:
+            estimator = self.estimator(run, values)
+            if id(run) not in self._columns:
+                self._columns[id(run)] = run, plan_columns(estimator, [run.planned.plan])
+            figures.append(memory_figure(estimator, run.planned, self._columns[id(run)][1].of(estimator)))
+        return np.array(figures)
 
     def fitted(self, name: str) -> FittedConstants:
         runs, fit = self.of(name), MEMORY_FITS[name]

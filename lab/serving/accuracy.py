@@ -233,19 +233,15 @@ def _by_label(accuracy: ServingAccuracy) -> Sections:
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
         lines = []
         for label, rows in by_label(serving, field).items():
-            lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(accuracy, rows, metric))))
+            cells = []
+            for metric in METRICS[:3]:
+                shipped, left_out, _ = _errors(accuracy, rows, metric)
+                medians = f"{percent_number(shipped.median)} ({percent_number(left_out.median)})"
+                cells += [medians, percent_number(shipped.p90), percent_number(shipped.bias)]
+            lines.append((label, f"{len(rows):,}", *cells))
         head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
         tables.append(table_of_figures(head, lines))
     yield "labels", {"tables": "\n\n".join(tables)}
-
-
-def _pair(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
-    shipped, left_out, _ = _errors(accuracy, rows, metric)
-    return (
-        f"{percent_number(shipped.median)} ({percent_number(left_out.median)})",
-        percent_number(shipped.p90),
-        percent_number(shipped.bias),
-    )
 
 
 def _intervals(accuracy: ServingAccuracy) -> Sections:
@@ -289,7 +285,8 @@ def _engines(accuracy: ServingAccuracy) -> Sections:
 
 
 def _not_scored(accuracy: ServingAccuracy) -> Sections:
-    suspect = Counter(_reason(row.case.suspect) for row in accuracy.rows if row.case.suspect and not row.is_second_hand)
+    faults = [row.case.suspect for row in accuracy.rows if row.case.suspect and not row.is_second_hand]
+    suspect = Counter(re.sub(r"\d+(\.\d+)?", "N", fault)[:110] for fault in faults)  # without the numbers of one run
     result = summarise_serving(accuracy.rows)
     errors = result.secondary.metrics.items()
     lines = [(WORDS[metric], f"{of.count:,}", *statistics_text(of, "median p90 bias").values()) for metric, of in errors]
@@ -303,11 +300,6 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
             "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in result.reasons.items()]),
         },
     )
-
-
-def _reason(text: str) -> str:
-    """Return a reason without the numbers of one run."""
-    return re.sub(r"\d+(\.\d+)?", "N", text)[:110]
 
 
 @exits_on_errors

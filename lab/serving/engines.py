@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
-from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, elsewhere, fit_engine, left_out_residuals, linearised, with_ranges
+from lab.serving.fitting import DIGITS, EngineFit, elsewhere, fit_engine, left_out_residuals, linearised, with_ranges
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
@@ -92,13 +92,11 @@ def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
     basis = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
     lines = {}
     for number in with_ranges(fit, others):
-        value, low, high = (_text(number, bound) for bound in (number.value, number.low, number.high))
+        bounds = (number.value, number.low, number.high)
+        is_time = number.name.endswith("_time")
+        value, low, high = (exact_quantity(bound, "time") if is_time else f"{bound:g}" for bound in bounds)
         lines[number.name] = f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {basis}}}"
     return lines
-
-
-def _text(number: EngineNumber, value: float) -> str:
-    return exact_quantity(value, "time") if number.name.endswith("_time") else f"{value:g}"
 
 
 def generic_engine(known: Sequence[Engine]) -> Engine:

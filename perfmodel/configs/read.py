@@ -151,7 +151,11 @@ def _facts_of_key(value: object, key: KeyMeaning, facts: Mapping[str, Any]) -> d
     for fact, entry in entries.items():
         if isinstance(entry, str) and entry.startswith("="):
             entry = evaluate(entry[1:], names)
-        entries[fact] = _whole_number(entry) if fact in _WHOLE else entry
+        if fact in _WHOLE and isinstance(entry, float) and entry.is_integer():
+            entry = int(entry)
+        elif fact in _WHOLE and (isinstance(entry, bool) or not isinstance(entry, int)):
+            entry = None
+        entries[fact] = entry
     return {fact: entry for fact, entry in entries.items() if entry is not None}
 
 
@@ -166,12 +170,6 @@ def _read_names(source: ConfigKeys, table: FrameworkTable, facts: dict[str, Any]
             facts.setdefault(fact, value)
             read[key] = fact
         yield f"{where}; read from its name: {', '.join(f'{fact} {_plain(value)}' for fact, value in sets.items())}"
-
-
-def _whole_number(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:

@@ -111,19 +111,15 @@ def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     return script, files
 
 
-def _in_container(words: Sequence[str]) -> Sequence[str]:
-    """Return the command inside `docker run ... IMAGE ARGUMENTS`, with the entry point of its image; other commands unchanged."""
-    if not re.match(r"(sudo )?(docker|podman|nerdctl) run ", " ".join(words)):
-        return words
-    images = ((index, match[1]) for index, word in enumerate(words) if (match := _IMAGE.fullmatch(word)))
-    index, name = next(images, (-1, ""))
-    return [*common_rules()["entry_points"].get(name, "").split(), *words[index + 1 :]]
-
-
 def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the options and overrides of a command, then its program and first argument."""
     starters, short_options = common_rules()["starters"], common_rules()["short_options"]
-    rest = list(filter(None, _in_container(words)))
+    if re.match(r"(sudo )?(docker|podman|nerdctl) run ", " ".join(words)):
+        # the command inside `docker run ... IMAGE ARGUMENTS`, with the entry point of its image
+        images = ((index, match[1]) for index, word in enumerate(words) if (match := _IMAGE.fullmatch(word)))
+        index, name = next(images, (-1, ""))
+        words = [*common_rules()["entry_points"].get(name, "").split(), *words[index + 1 :]]
+    rest = list(filter(None, words))
     program: list[str] = []
     arguments: list[str] = []
     while rest:
@@ -190,7 +186,14 @@ def _read_named_files(source: ConfigKeys) -> None:
         if path in source.files:
             continue
         source.files.append(path)
-        keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
+        if section == "hostfile":  # of DeepSpeed
+            slots = [int(count) for count in re.findall(r"^\s*[^#\s]\S*\s+slots=(\d{1,4})", read_text(path, "hostfile"), re.MULTILINE)]
+            if not slots or len(set(slots)) > 1:
+                rule = "must have a line `name slots=8` for each node, all with the same slots"
+                raise InputError(f"{one_line(path, 200)}: {rule}; correct it")
+            keys = {"nodes": len(slots), "slots": slots[0]}
+        else:
+            keys = _keys_of_file(path, text=source.embedded.get(path.name))
         if section and not (section == "accelerate" and keys.keys().isdisjoint(("compute_environment", "distributed_type"))):
             keys = {f"{section}.{name}": value for name, value in keys.items()}
         new = {name: value for name, value in keys.items() if name not in source.keys}
@@ -213,14 +216,6 @@ def _read_registry(source: ConfigKeys) -> None:
             source.keys = {**_keys_of_file(path, config, text=source.embedded.get(path.name)), **source.keys}
             return
     raise InputError(f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there")
-
-
-def _hosts(path: Path) -> dict[str, Any]:
-    """Return the nodes and the chips per node of a DeepSpeed hostfile."""
-    slots = [int(count) for count in re.findall(r"^\s*[^#\s]\S*\s+slots=(\d{1,4})", read_text(path, "hostfile"), re.MULTILINE)]
-    if not slots or len(set(slots)) > 1:
-        raise InputError(f"{one_line(path, 200)}: must have a line `name slots=8` for each node, all with the same slots; correct it")
-    return {"nodes": len(slots), "slots": slots[0]}
 
 
 def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -127,7 +127,15 @@ def write_config(
     launched_by = launcher_named(launcher)
     given = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
     names = names_of(table.framework, table.let, table.cannot, given)
-    header = _header(table, prediction)
+    header = [f"{table.framework}, written by perfmodel"]
+    if prediction is not None:
+        plan, memory = prediction.plan, format_bytes(prediction.memory["total"])
+        header = [
+            f"{header[0]} from plan {plan.hash()}",
+            f"predicted on {plan.num_chips} chips of {plan.cluster}: {format_step(prediction.step_time)} a step, {memory} of "
+            f"{format_bytes(prediction.memory_usable)} (probability of fitting {prediction.fits_probability:.0%})",
+            "behind each option: exposed time of a step, memory of the fullest chip",
+        ]
     files: dict[str, str] = {}
     options: dict[str, Any] = {}
     arguments: list[str] = []
@@ -160,19 +168,6 @@ def _comment(expression: str, prediction: Prediction | None) -> str:
     classes = [(name, size) for name in determined.get("memory", ()) if (size := prediction.memory.get(name))]
     times = [f"{name.replace('_', ' ')} {format_time(time)}" for name, time in parts]
     return ", ".join([*times, *(f"{name} {format_bytes(size)}" for name, size in classes)])
-
-
-def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
-    if prediction is None:
-        return [f"{table.framework}, written by perfmodel"]
-    plan = prediction.plan
-    return [
-        f"{table.framework}, written by perfmodel from plan {plan.hash()}",
-        f"predicted on {plan.num_chips} chips of {plan.cluster}: {format_step(prediction.step_time)} a step, "
-        f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} (probability of fitting "
-        f"{prediction.fits_probability:.0%})",
-        "behind each option: exposed time of a step, memory of the fullest chip",
-    ]
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------------
@@ -216,7 +211,11 @@ def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: s
     for key, entry in sorted(tree.items(), key=lambda item: is_toml and isinstance(item[1], Mapping)):
         if not isinstance(entry, Mapping):
             value, comment = entry
-            yield indent + option.format(key=key, value=_literal(output.form, value), comment=comment)
+            if output.form == "python":  # a text that begins with `=` is an expression
+                text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
+            else:  # YAML 1.1 reads 1e-08 as text
+                text = re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))
+            yield indent + option.format(key=key, value=text, comment=comment)
             continue
         path = f"{section}.{key}" if section else key
         if not is_toml or not all(isinstance(inner, Mapping) for inner in entry.values()):
@@ -224,13 +223,6 @@ def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: s
         yield from _lines(output, entry, indent + step, path)
         if end:
             yield indent + end
-
-
-def _literal(form: str, value: object) -> str:
-    """Return a value as text; in Python, a text that begins with `=` is an expression."""
-    if form == "python":
-        return value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
-    return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
 
 # --- files that start a job or a service --------------------------------------------------------------------------------

@@ -51,7 +51,12 @@ def fit_rows(
         names = "step_time, tokens_per_s, tokens_per_s_per_chip, samples_per_s or peak_memory"
         raise InputError(f"runs: none has a step time or a peak of memory; give {names}")
     wanted = profile.name if profile is not None else ""
-    runs = _once([run_of_row(row, profile=wanted, calibration=calibration) for row in measured_rows])
+    unique: dict[Any, UserRun] = {}  # a duplicate adds no information, and leave-one-out would predict each from the other
+    for row in measured_rows:
+        run = run_of_row(row, profile=wanted, calibration=calibration)
+        settings = tuple(sorted(map(str, run.settings.items())))
+        unique.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
+    runs = list(unique.values())
     check_one_framework(runs)
     base = base_of(runs, profile)
     timed = [run for run in runs if not math.isnan(run.measured)]
@@ -60,15 +65,6 @@ def fit_rows(
     notes = tuple(_notes(files, rows, measured_rows, runs))
     fitted = result_of(fit, timed, name=name, next_runs=next_run(fit, timed), notes=notes)
     return fitted if memory is None else with_memory(fitted, memory, filled)
-
-
-def _once(runs: Sequence[UserRun]) -> list[UserRun]:
-    """Return each run once: a duplicate adds no information, and leave-one-out would predict each from the other."""
-    unique: dict[Any, UserRun] = {}
-    for run in runs:
-        settings = tuple(sorted(map(str, run.settings.items())))
-        unique.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
-    return list(unique.values())
 
 
 def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:

@@ -8,7 +8,7 @@ nanotron `trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -149,7 +149,7 @@ class _Steps:
 
 
 def _steps(lines: Iterable[bytes], name: str) -> tuple[dict[str, _Steps], dict[str, float]]:
-    """Return the steps by format, and the largest peaks of memory by column. [byte]"""
+    """Return the steps by format, in `seconds`, or in `tokens` or `samples` a second, and the largest peaks of memory by column. [byte]"""
     logs: dict[str, _Steps] = {}
     peaks: dict[str, float] = {}
     for line in _lines(lines, name):
@@ -163,7 +163,15 @@ def _steps(lines: Iterable[bytes], name: str) -> tuple[dict[str, _Steps], dict[s
             if match is None:
                 continue
             groups = match.groupdict()
-            unit, value = _measured(groups)
+            unit = next(name for name in ("seconds", "ms", "tokens", "samples", "rate") if groups.get(name))
+            try:
+                value = float(groups[unit].replace(",", "").rstrip(".")) * _SIZES[groups.get("size") or ""]
+            except ValueError:
+                continue
+            if unit == "ms":
+                unit, value = "seconds", value * 1e-3
+            elif unit == "rate" and value:
+                unit, value = "seconds", 1.0 / value
             if value > 0:
                 log = logs.setdefault(log_format.name, _Steps(unit=unit))
                 log.steps.setdefault(int(match["step"] or 0), []).append(value)
@@ -179,16 +187,3 @@ def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
         if _MAY_BE_STEP.search(line):
             for shown in line.decode("utf-8", "replace").splitlines():
                 yield _ESCAPES.sub("", shown[:_MOST_LINE])
-
-
-def _measured(groups: Mapping[str, str | None]) -> tuple[str, float]:
-    """Return (unit, value) with `seconds`, or `tokens` and `samples` a second; the value is 0 where there is none."""
-    unit = next(name for name in ("seconds", "ms", "tokens", "samples", "rate") if groups.get(name))
-    digits = (groups[unit] or "").replace(",", "").rstrip(".")
-    try:
-        value = float(digits) * _SIZES[groups.get("size") or ""]
-    except ValueError:
-        return unit, 0.0
-    if unit == "ms":
-        return "seconds", value * 1e-3
-    return ("seconds", 1.0 / value) if unit == "rate" and value else (unit, value)

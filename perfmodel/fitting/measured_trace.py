@@ -124,22 +124,19 @@ def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(event.start for event in work), max(event.end for event in work)
     updates = _named(events, _ON_HOST, _PATTERN["update"])
-    ends = sorted(event.end for event in updates if event.name == updates[0].name) or _last_updates(events)
+    ends = sorted(event.end for event in updates if event.name == updates[0].name)
+    if not ends:  # the launches of the optimizer's last fused kernels before each matmul, and of the very last one
+        launched, launches = _launches(events), []
+        for event in events:
+            is_update = _PATTERN["fused_update"].search(event.name) is not None
+            if event.category == "kernel" and (is_update or _group(event.name) == "matmul"):
+                launches.append((launched.get(event.known.get("correlation"), event.start), is_update))
+        pairs = pairwise([*sorted(launches), (math.inf, False)])
+        ends = [time for (time, is_update), (_, is_next) in pairs if is_update and not is_next]
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
     read = "one step" if steps is None else f"{steps} step{'s' * (steps > 1)}"
     return [(first, last)], f"no step is marked: the trace is read as {read}; mark steps with prof.step(), or give their number (--steps N)"
-
-
-def _last_updates(events: list[_Event]) -> list[float]:
-    """Return the launch times of the optimizer's last fused kernels before each matmul, and of the very last one."""
-    launched, work = _launches(events), []
-    for event in events:
-        is_update = _PATTERN["fused_update"].search(event.name) is not None
-        if event.category == "kernel" and (is_update or _group(event.name) == "matmul"):
-            work.append((launched.get(event.known.get("correlation"), event.start), is_update))
-    pairs = pairwise([*sorted(work), (math.inf, False)])
-    return [time for (time, is_update), (_, is_next) in pairs if is_update and not is_next]
 
 
 def _launches(events: list[_Event]) -> dict[Any, float]:

@@ -45,24 +45,23 @@ class LogMemories:
         return np.log([run.memory for run in self.runs])
 
     def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
-        return np.log([self._figure(i, values[RESERVE.name]) for i in (range(len(self.runs)) if chosen is None else chosen)])
+        peaks = []  # that the frameworks would report  [byte]
+        for index in range(len(self.runs)) if chosen is None else chosen:
+            run, planned = self.runs[index], self.runs[index].planned
+            if index not in self._columns:
+                estimator = estimator_of(run, self.base)
+                self._columns[index] = estimator, plan_columns(estimator, [planned.plan])
+            estimator, columns = self._columns[index]
+            estimator = replace(estimator, profile=estimator.profile.having(reserve_factor=values[RESERVE.name]))
+            if run.memory_kind:
+                figures = MemoryFigures(memory_kind=run.memory_kind, memory_rank="fullest")
+                planned = replace(planned, framework=replace(planned.framework, figures=figures))
+            peaks.append(memory_figure(estimator, planned, columns.of(estimator)))
+        return np.log(peaks)
 
     def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
         moved, spreads = moved_constant(self.constants[0], values[RESERVE.name])
         return np.asarray((self.at({RESERVE.name: moved}, chosen) - self.at(values, chosen)) / spreads)[:, None]
-
-    def _figure(self, index: int, factor: float) -> float:
-        """Return the peak that the framework would report. [byte]"""
-        run, planned = self.runs[index], self.runs[index].planned
-        if index not in self._columns:
-            estimator = estimator_of(run, self.base)
-            self._columns[index] = estimator, plan_columns(estimator, [planned.plan])
-        estimator, columns = self._columns[index]
-        estimator = replace(estimator, profile=estimator.profile.having(reserve_factor=factor))
-        if run.memory_kind:
-            figures = MemoryFigures(memory_kind=run.memory_kind, memory_rank="fullest")
-            planned = replace(planned, framework=replace(planned.framework, figures=figures))
-        return memory_figure(estimator, planned, columns.of(estimator))
 
 
 def fit_memory(runs: Sequence[UserRun], base: ExecutionProfile) -> UserFit | None:

@@ -112,8 +112,7 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
 
 def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration: str) -> PlannedCase:
     degrees = {name: row.integer(name) or 1 for name in ("tp", "pp", "cp")}
-    dp, shard = _data_parallel(row)
-    chips = _chips(row, degrees, dp)
+    chips, shard = _chips(row, degrees)
     dp = chips // math.prod(degrees.values())
     cluster_name, chip = _cluster_name(row), row.text("chip")
     cluster = _cluster(cluster_name, chips)
@@ -154,20 +153,17 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
     return plan_of_case(inputs, hardware=hardware, optimizer=optimizer, dp_shard=shard)
 
 
-def _data_parallel(row: Row) -> tuple[int | None, int | None]:
-    """Return (data-parallel degree, ranks that shard); None where the row does not give it."""
+def _chips(row: Row, degrees: Mapping[str, int]) -> tuple[int, int | None]:
+    """Return (number of chips, replicas that shard; None where the row does not give them).
+
+    Raise InputError if chips and degrees do not match: either may be wrong.
+    """
     dp, replicate, shard = row.integer("dp"), row.integer("dp_replicate"), row.integer("dp_shard")
-    if replicate is None and shard is None:
-        return dp, None
-    product = (replicate or 1) * (shard or 1)
-    if dp is not None and dp != product:
-        rule = f"must be dp_replicate*dp_shard={product}"
-        raise bad_field("dp", dp, rule, "leave it out, or correct one of them")
-    return product, shard if shard and shard > 1 else None
-
-
-def _chips(row: Row, degrees: Mapping[str, int], dp: int | None) -> int:
-    """Return the number of chips. Raise InputError if it does not match the degrees: either may be wrong."""
+    if replicate is not None or shard is not None:
+        product = (replicate or 1) * (shard or 1)
+        if dp is not None and dp != product:
+            raise bad_field("dp", dp, f"must be dp_replicate*dp_shard={product}", "leave it out, or correct one of them")
+        dp = product
     ways = math.prod(degrees.values())
     chips, nodes = row.integer("chips"), row.integer("nodes")
     if chips is None and nodes is not None:
@@ -185,7 +181,7 @@ def _chips(row: Row, degrees: Mapping[str, int], dp: int | None) -> int:
         raise bad_field("chips", chips, rule, "correct the degrees or the number of chips")
     if chips % ways:
         raise bad_field("chips", chips, f"must be a multiple of {degrees_text}", "correct the degrees or the number of chips")
-    return chips
+    return chips, shard if shard and shard > 1 else None
 
 
 def _cluster_name(row: Row) -> str:

@@ -178,14 +178,16 @@ def fitting_blocks(plan: Plan, remedies: Sequence[FittingChange]) -> Iterator[Bl
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
     """Return the changes as flags of `perfmodel predict`."""
-    return " ".join(_flag(name, value) for name, value in changes.items())
-
-
-def _flag(name: str, value: int | str | bool) -> str:
-    if name in SETTING_NAMES:
-        return f"--setting {name}" if value is True else f"--setting {name}={value}"
-    knob = name.replace("_", "-")
-    return f"--{knob} {value}" if not isinstance(value, bool) else f"--{knob}" if value else f"--no-{knob}"
+    flags = []
+    for name, value in changes.items():
+        knob = name.replace("_", "-")
+        if name in SETTING_NAMES:
+            flags.append(f"--setting {name}" if value is True else f"--setting {name}={value}")
+        elif isinstance(value, bool):
+            flags.append(f"--{knob}" if value else f"--no-{knob}")
+        else:
+            flags.append(f"--{knob} {value}")
+    return " ".join(flags)
 
 
 def result_cells(prediction: Prediction) -> tuple[str, str, str]:

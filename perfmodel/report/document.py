@@ -84,12 +84,13 @@ def flat_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     lists = (value for value in content.values() if isinstance(value, list) and value)
     rows = next((value for value in lists if all(isinstance(entry, Mapping) for entry in value)), [content])
-    return [{name: _joined(value) for name, value in dotted(row) if not _has_parts(value)} for row in rows]
-
-
-def _joined(value: object) -> object:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _has_parts(value: object) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(entry, (list, Mapping)) for entry in value))
+    flat = []
+    for row in rows:
+        cells = {}
+        for name, value in dotted(row):
+            if isinstance(value, list) and not any(isinstance(entry, (list, Mapping)) for entry in value):
+                cells[name] = " ".join(map(str, value))
+            elif not isinstance(value, (list, Mapping)):
+                cells[name] = value
+        flat.append(cells)
+    return flat

@@ -34,20 +34,16 @@ def exploration_object(exploration: Exploration) -> dict[str, Any]:
 
 def exploration_rows(exploration: Exploration) -> list[dict[str, Any]]:
     """Return one row per point: axis values, time shares, and the columns of `predict --csv` or `serve --csv`."""
-    return [
-        {
-            **point.values,
-            "time": point.time,
-            **{f"{name}_share": share for name, share in point.shares.items()},
-            "reason": point.reason,
-            **(_row(point.prediction) if point.prediction is not None else {}),
-        }
-        for point in exploration.points
-    ]
-
-
-def _row(prediction: Prediction | ServingPrediction) -> dict[str, Any]:
-    return prediction_row(prediction) if isinstance(prediction, Prediction) else serving_row(prediction)
+    rows = []
+    for point in exploration.points:
+        shares = {f"{name}_share": share for name, share in point.shares.items()}
+        row: dict[str, Any] = {**point.values, "time": point.time, **shares, "reason": point.reason}
+        if isinstance(point.prediction, Prediction):
+            row |= prediction_row(point.prediction)
+        elif point.prediction is not None:
+            row |= serving_row(point.prediction)
+        rows.append(row)
+    return rows
 
 
 def job_text(prediction: Prediction | ServingPrediction) -> str:

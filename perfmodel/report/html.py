@@ -73,7 +73,14 @@ def part_html(part: Part) -> str:
         case Table():
             return "\n".join(_table(part))
         case Facts():
-            return "\n".join(_facts(part))
+            lines: dict[str, list[str]] = {}
+            last = ""
+            for name, value in part.facts:
+                last = name or last
+                lines.setdefault(last, []).append(linked(value))
+            title = [f"<h3>{escape(part.title)}</h3>"] if part.title else []
+            entries = (f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items())
+            return "\n".join([*title, "<dl>", *entries, "</dl>"])
         case Notes():
             notes = [f"<li>{linked(note)}</li>" for note in part.shown(verbose=True)[0]]
             return "\n".join(["<ul>", *notes, "</ul>"]) if notes else ""
@@ -89,17 +96,6 @@ def linked(text: str) -> str:
     return "".join(f'<a href="{piece}" rel="noreferrer">{piece}</a>' if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def _facts(block: Facts) -> Iterator[str]:
-    if block.title:
-        yield f"<h3>{escape(block.title)}</h3>"
-    lines: dict[str, list[str]] = {}
-    last = ""
-    for name, value in block.facts:
-        last = name or last
-        lines.setdefault(last, []).append(linked(value))
-    yield from ("<dl>", *(f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items()), "</dl>")
-
-
 def _table(table: Table) -> Iterator[str]:
     sides = [' class="number"' if header in table.right else "" for header in table.headers]
     caption = f"<small>{linked(table.caption)}</small>" if table.caption else ""
@@ -109,13 +105,13 @@ def _table(table: Table) -> Iterator[str]:
     heads = (f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True))
     yield from ("<thead><tr>", *heads, "</tr></thead>", "<tbody>")
     for row in table.rows:
-        yield "<tr>" + "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
+        cells = ""
+        for cell, side in zip(row, sides, strict=True):
+            bar = _BAR.fullmatch(cell)
+            drawn = f'<i class="bar" style="width:{len(bar[1]) / _BAR_WIDTH * 9:.2f}em"></i>{escape(bar[2])}' if bar else linked(cell)
+            cells += f"<td{side}>{drawn}</td>"
+        yield f"<tr>{cells}</tr>"
     yield "</tbody></table></div>"
-
-
-def _cell(text: str) -> str:
-    bar = _BAR.fullmatch(text)
-    return f'<i class="bar" style="width:{len(bar[1]) / _BAR_WIDTH * 9:.2f}em"></i>{escape(bar[2])}' if bar else linked(text)
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], text: Callable[[float], str], *, with_shares: bool = False) -> Markup:

@@ -41,24 +41,22 @@ def operators_table(network: Graph, plan: Plan) -> Table:
 
     Operators with the same sharding whose names differ only in numbers share a row.
     """
-    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
     for operator in network.operators:
         sizes = " ".join(f"{dim}={size}" for dim, size in operator.dims.items())
         key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, sharding_text(plan, operator))
-        rows.setdefault(key, []).append(operator.name)
+        alike.setdefault(key, []).append(operator.name)
+    rows = []
+    for (_, kind, sizes, cut), names in alike.items():
+        shown = f"{names[0]} .. {names[-1]}" if len(names) > 2 else ", ".join(names)
+        rows.append((shown, f"{len(names):,}", kind.replace("_", " "), sizes, cut))
     return Table(
         title="Sharding of each operator",
         headers=("operator", "number", "kind", "dims", "sharded"),
-        rows=tuple(
-            (_joined(names), f"{len(names):,}", kind.replace("_", " "), sizes, cut) for (_, kind, sizes, cut), names in rows.items()
-        ),
+        rows=tuple(rows),
         right=("number",),
         fold=("operator", "dims"),
     )
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}" if len(names) > 2 else ", ".join(names)
 
 
 def parts_table(parts: Mapping[str, float], step_time: float) -> Table:

@@ -12,18 +12,20 @@ from perfmodel.foundation.frames import columns_of
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return the rows as CSV under one header; missing values are empty cells. columns: those of the rows by default."""
+    """Return the rows as CSV under one header; booleans as in JSON, empty cells for missing values and nan (unknown).
+
+    columns   those of the rows by default
+    """
     known = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or columns_of(known), lineterminator="\n")
     writer.writeheader()
     for row in known:
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+        cells = dict(row)
+        for name, value in row.items():
+            if isinstance(value, bool):
+                cells[name] = str(value).lower()
+            elif isinstance(value, float) and math.isnan(value):
+                cells[name] = None
+        writer.writerow(cells)
     return text.getvalue()
-
-
-def _cell(value: object) -> Any:
-    """Return the CSV cell of a value: JSON spelling of booleans, an empty cell for nan (unknown)."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -22,16 +22,6 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return the advice to calibrate, if the prediction is based on no measurement of this machine or on an unsaved one."""
-    if any(source.endswith(MEASURED_NOW) for source in comparison.prediction.rests_on.values()):
-        return [("calibration", f"{MEASURED_NOW}; `perfmodel calibrate` keeps one for this machine, and later runs start at once")]
-    if not any(source.startswith("spec sheet") for source in comparison.prediction.rests_on.values()):
-        return []
-    machine = f"no calibration of {comparison.measurement.chip}: the prediction is based on a spec sheet and may be many times too fast"
-    return [("not calibrated", machine), ("", "run `perfmodel calibrate` (under two minutes), then this again")]
-
-
 def run_verdict(comparison: Comparison) -> str:
     """Return the predicted and the measured step time and memory in one line.
 
@@ -52,12 +42,19 @@ def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
         if math.isnan(measured.gradient_error)
         else f"equal to one process within {measured.gradient_error:.1e}"
     )
+    sources = list(comparison.prediction.rests_on.values())
+    advice = []  # to calibrate, if the prediction is based on no measurement of this machine or on an unsaved one
+    if any(source.endswith(MEASURED_NOW) for source in sources):
+        advice = [("calibration", f"{MEASURED_NOW}; `perfmodel calibrate` keeps one for this machine, and later runs start at once")]
+    elif any(source.startswith("spec sheet") for source in sources):
+        machine = f"no calibration of {measured.chip}: the prediction is based on a spec sheet and may be many times too fast"
+        advice = [("not calibrated", machine), ("", "run `perfmodel calibrate` (under two minutes), then this again")]
     return [
-        *_uncalibrated(comparison),
+        *advice,
         ("ran on", f"{ranks} of {measured.chip} ({measured.device}); {software}"),
         ("gradients", gradients),
         ("steps", f"{measured.steps} timed after {measured.warmup}; interquartile range {format_time(measured.step_time_spread)}"),
-        ("prediction", f"based on {next(iter(comparison.prediction.rests_on.values()))}"),
+        ("prediction", f"based on {sources[0]}"),
     ]
 
 

@@ -16,7 +16,7 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, Certainty, FittingChange, Objective, SearchResult
+from perfmodel.planner.result import FittingChange, Objective, SearchResult
 from perfmodel.report.advice import flags_text, remedies_objects
 from perfmodel.report.predictions import (
     PLAN_LEGEND,
@@ -43,10 +43,21 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
         return [prediction_object(prediction, tokens=tokens) for prediction in predictions]
 
+    certainties = []  # the fastest plan at each risk; null if no plan fits
+    for certainty in result.certainty:
+        best = certainty.prediction[0] if certainty.prediction else None
+        certainties.append(
+            {
+                "risk": certainty.risk,
+                "step_time": best.step_time if best else None,
+                "fits_probability": best.fits_probability if best else None,
+                "plan": plan_to_dict(best.plan) if best else None,
+            }
+        )
     return {
         **picked(result, "objective num_evaluated num_feasible num_tight rejected left_out search_time interrupted"),
         **picked(result, "memory_capacity memory_usable memory_headroom risk"),
-        "certainty": [_certainty_object(certainty) for certainty in result.certainty],
+        "certainty": certainties,
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,
         "expectation": {"best": expectation.best, "first": expectation.first} if (expectation := result.expectation) else None,
@@ -64,17 +75,6 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         **({} if result.plans else {"remedies": remedies_objects(result.remedies)}),
         "any_framework": described(result.any_framework)[0] if result.any_framework else {},
         "least_memory": described(result.least_memory)[0] if result.least_memory else {},
-    }
-
-
-def _certainty_object(certainty: Certainty) -> dict[str, Any]:
-    """Return a risk and the fastest plan at it; null if no plan fits."""
-    best = certainty.prediction[0] if certainty.prediction else None
-    return {
-        "risk": certainty.risk,
-        "step_time": best.step_time if best else None,
-        "fits_probability": best.fits_probability if best else None,
-        "plan": plan_to_dict(best.plan) if best else None,
     }
 
 
@@ -99,21 +99,15 @@ def certainty_table(result: SearchResult) -> Table:
     return table_of_rows(title, rows, right=right, fold=("plan",))
 
 
-def _rate_text(result: SearchResult) -> str:
-    """Return the evaluation rate in plans per second; empty if the search was too short to measure it."""
-    rate = result.num_evaluated / max(result.search_time, 1e-9)
-    if result.search_time <= 0.05 or rate < 1e3:
-        return ""
-    return f", {rate / 1e6:.1f} million a second" if rate >= 1e6 else f", {rate / 1e3:.0f} thousand a second"
-
-
 def search_line(result: SearchResult) -> str:
-    rate = _rate_text(result)
+    rate, speed = result.num_evaluated / max(result.search_time, 1e-9), ""
+    if result.search_time > 0.05 and rate >= 1e3:  # else the search was too short to measure it
+        speed = f", {rate / 1e6:.1f} million a second" if rate >= 1e6 else f", {rate / 1e3:.0f} thousand a second"
     memory = f"{format_bytes(result.memory_usable)} usable"
     if result.risk is not None or result.memory_headroom:
         memory += f" {headroom_words(result.memory_headroom, result.risk)}"
     return (
-        f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
+        f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{speed}; "
         f"{result.num_feasible:,} fit in {memory}; ranked by {result.objective}"
     )
 
@@ -217,24 +211,20 @@ def other_lines(result: SearchResult) -> list[str]:
     unusual = [f"{'-'.join(order)} of {', '.join(names)}" for order, names in orders.items() if order != DEFAULT_ORDER]
     others = [f"{'-'.join(DEFAULT_ORDER)} of the others"] if DEFAULT_ORDER in orders else []
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
-    alike = ((number, _alike_text(kind)) for number, kind in enumerate(result.kinds, 1))
-    return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
-
-
-def _alike_text(kind: AlikePlans) -> str:
-    """Return the knobs in which nearly equal plans differ from the printed plan, with a few values of each."""
-    cells = _alike_cells(kind.prediction.plan)
-    others: dict[str, list[str]] = {}
-    for plan in kind.alike:
-        for knob, value in _alike_cells(plan).items():
-            if value != cells[knob] and value not in others.setdefault(knob, []):
-                others[knob].append(value)
-    texts = []
-    for knob, values in others.items():
-        if values:
-            listed = values if len(values) <= _ALIKE_VALUES else [*values[:_ALIKE_VALUES], "..."]
-            texts.append(f"{knob} {', '.join(listed)}")
-    return "; ".join(texts)
+    for number, kind in enumerate(result.kinds, 1):
+        cells = _alike_cells(kind.prediction.plan)
+        differing: dict[str, list[str]] = {}  # knob -> values of nearly equal plans that the printed plan does not have
+        for plan in kind.alike:
+            for knob, value in _alike_cells(plan).items():
+                if value != cells[knob] and value not in differing.setdefault(knob, []):
+                    differing[knob].append(value)
+        texts = [
+            f"{knob} {', '.join(values[:_ALIKE_VALUES])}{', ...' if len(values) > _ALIKE_VALUES else ''}"
+            for knob, values in differing.items()
+        ]
+        if texts:
+            lines.append(f"as good as {number} with: {'; '.join(texts)}")
+    return lines
 
 
 def _alike_cells(plan: Plan) -> dict[str, str]:
@@ -399,7 +389,12 @@ def neighbours_table(explanation: Explanation) -> Table:
     rows = []
     for neighbour in sorted(explanation.neighbours, key=rank):
         prediction = neighbour.prediction[0] if neighbour.prediction else None
-        change = neighbour.reason.partition(": ")[2] if prediction is None else _largest_change(neighbour) if prediction.fits else ""
+        change = neighbour.reason.partition(": ")[2] if prediction is None else ""
+        if prediction is not None and prediction.fits and neighbour.slower_by:
+            sign = 1.0 if neighbour.slower_by > 0 else -1.0
+            along = {part: sign * difference for part, difference in neighbour.parts.items()}  # the direction of the total change
+            part = max(along, key=along.__getitem__)
+            change = f"{part.replace('_', ' ')} {'+' if neighbour.parts[part] > 0 else '-'}{format_time(abs(along[part]))}"
         rows.append(
             {
                 "knob": knobs_text({**neighbour.knobs, **neighbour.changed}),
@@ -422,12 +417,3 @@ def neighbours_table(explanation: Explanation) -> Table:
 
 def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
-
-
-def _largest_change(alternative: Alternative) -> str:
-    """Return the step-time part that changes most in the direction of the total change."""
-    if not alternative.slower_by:
-        return ""
-    sign = 1.0 if alternative.slower_by > 0 else -1.0
-    part, change = max(alternative.parts.items(), key=lambda item: sign * item[1])
-    return f"{part.replace('_', ' ')} {'+' if change > 0 else '-'}{format_time(abs(change))}"

@@ -144,8 +144,8 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
 
 def basis_facts(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
     """Return the basis of the first part of a step, or of every part."""
-    grouped = _grouped(prediction.rests_on)
-    shown = [f"{words(name)}: {source}" for name, source in grouped.items()] if verbose else [next(iter(grouped.values()), "")]
+    by_source = grouped(prediction.rests_on, prediction.rests_on.__getitem__)
+    shown = [f"{words(', '.join(names))}: {source}" for source, names in by_source.items()] if verbose else [next(iter(by_source), "")]
     return [("based on" if at == 0 else "", text) for at, text in enumerate(shown) if text]
 
 
@@ -219,11 +219,6 @@ def _sequences(number: float) -> str:
 def _amount(number: float) -> str:
     """Return the text of a mean number of sequences, without decimals from ten on."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:,.1f}".removesuffix(".0")
-
-
-def _grouped(basis: Mapping[str, str]) -> dict[str, str]:
-    """Group the parts by basis: comma-separated parts -> basis."""
-    return {", ".join(names): source for source, names in grouped(basis, basis.__getitem__).items()}
 
 
 def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count
-from perfmodel.parallel.serving.measurement import MeasuredStep, ServedComparison
+from perfmodel.parallel.serving.measurement import ServedComparison
 from perfmodel.report.table import Table, table_of_rows, times_like, words
 
 
@@ -41,11 +41,14 @@ def run_table(comparison: ServedComparison) -> Table:
     predicted = {step.measured.shape: step for step in comparison.steps}
     rows = []
     for step in comparison.measurement.steps:
-        prediction = predicted.get(step.shape)
+        shape, prediction = step.shape, predicted.get(step.shape)
+        name = f"decode {shape.sequences:,} over {shape.cached + 1:,} tokens"
+        if not shape.is_decode:
+            name = f"prefill {shape.sequences:,} x {shape.new:,} tokens" + (f" after {shape.cached:,}" if shape.cached else "")
         largest = max(prediction.parts, key=lambda name: prediction.parts[name]) if prediction is not None else ""
         rows.append(
             {
-                "step": _shape(step),
+                "step": name,
                 "time": shown(step.time),
                 "processor time": shown(step.undisturbed),
                 "quartiles apart": shown(step.undisturbed_spread),
@@ -56,14 +59,6 @@ def run_table(comparison: ServedComparison) -> Table:
             }
         )
     return table_of_rows("Steps, measured and predicted", rows, right=tuple(name for name in rows[0] if name not in ("step", "most of it")))
-
-
-def _shape(step: MeasuredStep) -> str:
-    shape = step.shape
-    if shape.is_decode:
-        return f"decode {shape.sequences:,} over {shape.cached + 1:,} tokens"
-    after = f" after {shape.cached:,}" if shape.cached else ""
-    return f"prefill {shape.sequences:,} x {shape.new:,} tokens{after}"
 
 
 def run_object(comparison: ServedComparison) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
@@ -15,6 +16,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.releases import ReleaseRecipe
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.layout import ZeroStage, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
@@ -40,6 +42,9 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import Method, Training, training_of
 
 _GBIT = 1e9 / 8
+
+#: Spellings of fp8 recipes with current scaling (scales of the tensor itself); the default is delayed scaling.
+_CURRENT_SCALING = ("tensorwise", "rowwise", "current")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,11 @@ def plan_of_case(
     """
     loaded = {name: value for name, value in inputs.items() if isinstance(value, TransformerConfig)}  # of a user's run
     inputs = {**checked_inputs(TrainingCaseFile, {**inputs, **dict.fromkeys(loaded)}), **loaded}
-    _check_model(inputs)
+    model = inputs.get("model")
+    if model is None:
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
+        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
     settings = framework.options.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
@@ -93,10 +102,16 @@ def plan_of_case(
         # layers are placed sequentially on all chips, of which one works at a time
         pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
-    _check_optimizer(settings)
+    optimizer_flag = megatron_flags(settings).get("optimizer", "adam")  # Adam is the default of Megatron-LM
+    if optimizer_flag != "adam":
+        raise bad_field("optimizer", one_line(optimizer_flag, 40), "is not modelled", "give runs with adam")
     profile = with_settings(load_profile_once(framework.profile), settings)
-    policy, dtype = _precision(inputs, settings, assumed)
-    model = inputs["model"]
+    precision = stated_or(inputs, "precision", "bf16", assumed)
+    policy, dtype = PRECISIONS[precision]
+    if precision == "bf16" and settings.get("pure_bf16") is True:
+        policy = Precision.BF16
+    elif precision == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
+        policy = Precision.FP8_CURRENT
     config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
     model = with_framework_defaults(config, model, framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
@@ -114,20 +129,24 @@ def plan_of_case(
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    stage_layers = stated_stages(inputs, recipe) or _stages_of_units(inputs, layers)
-    if stage_layers:
-        virtual_stages = len(stage_layers) // pp
-    else:
-        virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
+    virtual_stages, stage_layers = _stages(
+        inputs, framework, recipe, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed
+    )
     if experts is not None:
         eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
-    zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
-    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
+    zero, shard = _zero(inputs, framework, settings, dp=dp, cp=cp, assumed=assumed)
+    shard = dp_shard or shard
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
     kernel = "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
     flash = stated_or(inputs, "flash_attention", None, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
+    if not stage_layers:  # as the framework places them; None: the default of a plan
+        stages = pp * virtual_stages
+        if profile.stages.places_layers_by_cost and virtual_stages == 1:
+            stage_layers = stage_layers_by_cost(model, pp)
+        else:  # evenly where the stages divide their number, without regard to their cost
+            stage_layers = even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
     sequence_parallel = inputs.get("sequence_parallel")
     plan = make_plan(
         job,
@@ -145,7 +164,7 @@ def plan_of_case(
         recompute_operators=operators,
         rules=rules,
         virtual_stages=virtual_stages,
-        stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
+        stage_layers=stage_layers,
         attention=kernel if flash is None else "flash" if flash else "unfused",
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
@@ -154,21 +173,6 @@ def plan_of_case(
         # nothing is sharded, but weights are still stored, cast and freed by units
         plan = replace(plan, zero=ZeroStage.PARAMETERS)
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
-
-
-def _check_model(inputs: Mapping[str, Any]) -> None:
-    model = inputs.get("model")
-    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
-        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
-    if model is None:
-        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-
-
-def _check_optimizer(settings: Mapping[str, Any]) -> None:
-    """Raise InputError for another optimizer than Adam, the default of Megatron-LM."""
-    stated = megatron_flags(settings).get("optimizer", "adam")
-    if stated != "adam":
-        raise bad_field("optimizer", one_line(stated, 40), "is not modelled", "give runs with adam")
 
 
 @lru_cache(maxsize=64)
@@ -190,19 +194,6 @@ def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[in
     return stated, stated // ways
 
 
-#: Spellings of fp8 recipes with current scaling (scales of the tensor itself); the default is delayed scaling.
-_CURRENT_SCALING = ("tensorwise", "rowwise", "current")
-
-
-def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
-    value = stated_or(inputs, "precision", "bf16", assumed)
-    if value == "bf16" and settings.get("pure_bf16") is True:
-        return Precision.BF16, Dtype.BF16
-    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
-        return Precision.FP8_CURRENT, Dtype.FP8
-    return PRECISIONS[value]
-
-
 def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
     """Return the training method, such as `lora:16`. For a run that states adapters without a rank (`lora`), use the framework's recipe."""
     value = inputs.get("train")
@@ -214,75 +205,71 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
     return training_of(value)
 
 
-def _virtual_stages(
-    inputs: Mapping[str, Any], framework: Framework, *, layers: int, pp: int, num_microbatches: int, assumed: list[str]
-) -> int:
-    value = optional_count(inputs, "virtual_stages")
-    if value is None:
-        value = assumed_virtual_stages(framework, layers, pp) if pp > 1 and num_microbatches % pp == 0 else 1
-        if value > 1:
-            assumed.append("virtual_stages")
-    if value > 1 and (pp == 1 or num_microbatches % pp):
-        assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
-        return 1
-    return value
+def _stages(
+    inputs: Mapping[str, Any],
+    framework: Framework,
+    recipe: ReleaseRecipe | None,
+    *,
+    layers: int,
+    pp: int,
+    num_microbatches: int,
+    assumed: list[str],
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the virtual stages of a rank, and the layers of each stage where the run or its recipe states them.
 
-
-def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage as the framework places them; None: the default of a plan.
-
-    Layers are split evenly where the stages divide their number, without regard to their cost.
+    Of stated modules, two precede the layers (embedding, transposition), the others follow them.
     """
-    if profile.stages.places_layers_by_cost and virtual_stages == 1:
-        return stage_layers_by_cost(model, pp)
-    layers, stages = model.num_hidden_layers, pp * virtual_stages
-    return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
+    stage_layers, stages = stated_stages(inputs, recipe), inputs.get("stages")
+    if stages and not stage_layers:
+        units = [stated_count(stage, "units") for stage in stages]
+        if sum(units) < layers:
+            rule = f"must state units of each stage, {layers} or more in all"
+            raise bad_field("stages", one_line(stages), rule, "correct it in the case")
+        first, ends = min(2, sum(units) - layers), accumulate(units)
+        stage_layers = tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
+    if stage_layers:
+        return len(stage_layers) // pp, stage_layers
+    stated = optional_count(inputs, "virtual_stages")
+    virtual_stages = assumed_virtual_stages(framework, layers, pp) if stated is None else stated
+    if pp == 1 or num_microbatches % pp:
+        virtual_stages = 1  # the schedule does not exist for this number of microbatches
+    if virtual_stages != (stated or 1):
+        assumed.append("virtual_stages")
+    return virtual_stages, None
 
 
-def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage where the run states its modules.
+def _zero(
+    inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, dp: int, cp: int, assumed: list[str]
+) -> tuple[int, int]:
+    """Return the ZeRO stage and the replicas that it shards over.
 
-    Two modules precede the layers (embedding, transposition), the others follow them.
+    These are the stated group, a node with HSDP, those of Megatron-LM's flags, else all replicas.
     """
-    stages = inputs.get("stages")
-    if not stages:
-        return None
-    units = [stated_count(stage, "units") for stage in stages]
-    if sum(units) < layers:
-        raise bad_field("stages", one_line(stages), f"must state units of each stage, {layers} or more in all", "correct it in the case")
-    first = min(2, sum(units) - layers)
-    ends = [sum(units[: i + 1]) for i in range(len(units))]
-    return tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
-
-
-def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
+    flags = megatron_flags(settings)
     stage = inputs.get("zero_stage")
     if stage is None:
         distributed = inputs.get("distributed_optimizer")
         if distributed is not None:
             stage = 1 if distributed else 0
-        elif megatron_flags(settings).get("use-distributed-optimizer") == "True":
+        elif flags.get("use-distributed-optimizer") == "True":
             stage = 1
         else:
             stage = stated_or(inputs, "zero_stage", framework.zero, assumed)
     if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
         stage = ZeroStage.GRADIENTS  # parameters are not resharded after forward
-    return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
-
-
-def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
-    """Return the ranks that ZeRO shards over: the stated group, a node with HSDP, those of Megatron-LM's flags, else all replicas."""
-    if zero == 0:
-        return 1
-    instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
+    stage = int(stage)
+    if stage == 0 or dp * cp == 1:  # sharded over the replicas and over the sequence
+        return 0, 1
+    instances = flags.get("num-distributed-optimizer-instances", "1")
     if instances.isdecimal() and int(instances) > 1 and dp % int(instances) == 0:
-        return dp // int(instances)
+        return stage, dp // int(instances)
     group = settings.get("zero_group")
     if isinstance(group, int) and not isinstance(group, bool) and 0 < group <= dp and dp % group == 0:
-        return group
+        return stage, group
+    chips_per_node = optional_count(inputs, "chips_per_node") or 8
     if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
-        return chips_per_node
-    return dp
+        return stage, chips_per_node
+    return stage, dp
 
 
 def _recompute(
@@ -309,21 +296,17 @@ def _recompute(
 
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
-    if inputs.get("chips"):
-        return _mixed_hardware(inputs["chips"], num_chips)
-    chip = inputs.get("chip")
-    if not chip or not chip.strip() or is_path(chip):
-        raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
-    per_node = optional_count(inputs, "chips_per_node")
-    rate = inputs.get("inter_node_gbit_per_s_per_node")
-    bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
-    return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
-
-
-def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
-    """Return the hardware of several kinds of chips, each with its nodes, its links and the share of its rates that it reaches."""
+    """Return the hardware of one kind of chips, or of several: each with its nodes, links and the share of its rates that it reaches."""
+    if not inputs.get("chips"):
+        chip = inputs.get("chip")
+        if not chip or not chip.strip() or is_path(chip):
+            raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
+        per_node = optional_count(inputs, "chips_per_node")
+        rate = inputs.get("inter_node_gbit_per_s_per_node")
+        bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
+        return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
     pools = []
-    for kind in kinds:
+    for kind in inputs["chips"]:
         if is_path(kind["chip"]):
             raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
@@ -339,5 +322,4 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         speed = kind.get("speed")
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
     text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
-    first = kinds[0]["chip"]
-    return HardwareOfCase(chip=first, num_chips=num_chips, cluster=text)
+    return HardwareOfCase(chip=inputs["chips"][0]["chip"], num_chips=num_chips, cluster=text)

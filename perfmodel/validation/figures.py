@@ -82,7 +82,9 @@ def error_by_chips(rows: Sequence[TrainingRow]) -> Figure:
     axes.axhline(0, color="black", linewidth=1)
     for label, members, style in _by_source(known):
         errors = [_shown(row.time_error) for row in members]
-        axes.plot([row.labels.num_chips * _spread(row.id) for row in members], errors, label=label, **style)
+        # a horizontal jitter, deterministic for a run, separates runs with equal chips
+        chips = [row.labels.num_chips * (1.0 + 0.2 * (sum(row.id.encode()) % 97 / 96 - 0.5)) for row in members]
+        axes.plot(chips, errors, label=label, **style)
     axes.set_xscale("log", base=2)
     plain_numbers(axes.xaxis, subs=(1.0,), base=2)
     by_count = {count: [_shown(row.time_error) for row in rows] for count, rows in grouped(known, lambda row: row.labels.num_chips).items()}
@@ -162,11 +164,6 @@ def _by_source(rows: Sequence[TrainingRow]) -> list[tuple[str, list[TrainingRow]
 
 def _shown(error: float) -> float:
     return min(error, _SHOWN_ERROR)
-
-
-def _spread(name: str) -> float:
-    """Return a horizontal jitter factor, deterministic for a run, that separates runs with equal chips."""
-    return 1.0 + 0.2 * (sum(name.encode()) % 97 / 96 - 0.5)
 
 
 def _percent_axis() -> Any:

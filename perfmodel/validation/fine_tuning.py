@@ -57,8 +57,17 @@ def stated_training(inputs: Mapping[str, Any]) -> Training:
             raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
     if not words & {*Method} - {Method.FULL}:
         return FULL_TRAINING
-    fields = inputs.get("lora") or {}
-    base = _base(inputs.get("settings") or {}, fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
+    fields, settings = inputs.get("lora") or {}, inputs.get("settings") or {}
+    stated = str(settings.get("base_weights") or settings.get("base_format") or "").lower()
+    base = ""  # the frozen weights have the format of the computation
+    if stated and stated not in ("bf16", "fp16", "16-bit"):
+        base = next((name for name in _words()["bases"] if name in stated), "")
+        if not base:
+            raise bad_field("settings.base_weights", one_line(stated, 40), "is not known", f"use {', '.join(BASE_FORMATS)}")
+    elif fields.get("base_bits") == 8:
+        base = "int8"
+    elif words & {Method.QLORA, Method.QDORA} or fields.get("base_bits") == 4:
+        base = DEFAULT_BASE
     plain, quantized = (Method.DORA, Method.QDORA) if words & {Method.DORA, Method.QDORA} else (Method.LORA, Method.QLORA)
     return Training(
         method=quantized if base else plain,
@@ -83,20 +92,6 @@ def _targets(value: object) -> tuple[str, ...]:
         rule = "names no linear operator that is known here"
         raise bad_field("lora.targets", one_line(text, 60), rule, "name attention, mlp, experts or operators such as q_proj")
     return tuple(dict.fromkeys(named))
-
-
-def _base(settings: Mapping[str, Any], lora: Mapping[str, Any], *, is_quantized: bool) -> str:
-    """Return the format of the frozen weights; empty: that of the computation."""
-    text = str(settings.get("base_weights") or settings.get("base_format") or "").lower()
-    if text and text not in ("bf16", "fp16", "16-bit"):
-        base_format = next((base for base in _words()["bases"] if base in text), "")
-        if not base_format:
-            raise bad_field("settings.base_weights", one_line(text, 40), "is not known", f"use {', '.join(BASE_FORMATS)}")
-        return base_format
-    bits = lora.get("base_bits")
-    if bits == 8:
-        return "int8"
-    return DEFAULT_BASE if is_quantized or bits == 4 else ""
 
 
 def stated_optimizer(inputs: Mapping[str, Any]) -> Optimizer | None:

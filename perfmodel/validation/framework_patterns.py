@@ -146,17 +146,15 @@ def framework_patterns() -> tuple[Framework, ...]:
 
     entries: list[dict[str, Any]] = read_yaml(resource_dir("strategies") / "framework_patterns.yaml")["frameworks"]
     by_name = {entry["name"]: entry for entry in entries}
-    return tuple(_framework(entry, by_name) for entry in entries)
-
-
-def _framework(entry: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> Framework:
-    base = by_name[entry["base"]] if "base" in entry else {}
-    both = {key: value for key, value in base.items() if key != "source"} | dict(entry)
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in both.items() if key != "base"}
-    groups = {
-        name: record(**{key.name: values.pop(key.name) for key in fields(record) if key.name in values}) for name, record in _GROUPS.items()
-    }
-    return Framework(**values, **groups)
+    frameworks = []
+    for entry in entries:
+        base = by_name[entry["base"]] if "base" in entry else {}
+        both = {key: value for key, value in base.items() if key != "source"} | entry
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in both.items() if key != "base"}
+        for name, record in _GROUPS.items():
+            values[name] = record(**{key.name: values.pop(key.name) for key in fields(record) if key.name in values})
+        frameworks.append(Framework(**values))
+    return tuple(frameworks)
 
 
 def framework_of(name: object) -> Framework:

@@ -201,6 +201,11 @@ def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broke
     """Summarise the rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
     rows = tuple(rows)
     dense = [row for row in rows if not row.case.has_experts]
+    reasons = Counter[str]()  # without the values of the row
+    for row in rows:
+        if not row.is_predicted:
+            name, _, rule = row.reason.partition(": ")
+            reasons[f"{name.partition('=')[0]}: {rule.partition(';')[0]}" if rule else row.reason] += 1
     judged = [row for row in rows if is_judged(row)]
     scored = [row for row in rows if row.is_scored]
 
@@ -224,7 +229,7 @@ def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broke
         fits=fit_counts("all", judged),
         framework_fits=fits_by(lambda row: row.run.framework.profile),
         source_fits=fits_by(lambda row: row.group),
-        reasons=dict(Counter(_kind_of(row.reason) for row in rows if not row.is_predicted).most_common()),
+        reasons=dict(reasons.most_common()),
         passed_over=dict(Counter(name for row in rows for name in settings_passed_over(row.case.inputs)).most_common()),
     )
 
@@ -337,9 +342,3 @@ def metric_errors(rows: Iterable[AnyRow], metric: str) -> ErrorStatistics:
     intervals = [(row, *row.intervals[metric]) for row in counted if metric in row.intervals]
     covered = [low <= row.case.measured(metric) <= high for row, low, high in intervals if low <= high]
     return error_statistics([row.error(metric) for row in counted], covered)
-
-
-def _kind_of(reason: str) -> str:
-    """Return a reason without the values of its row."""
-    field, _, rule = reason.partition(": ")
-    return f"{field.partition('=')[0]}: {rule.partition(';')[0]}" if rule else reason

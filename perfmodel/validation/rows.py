@@ -160,22 +160,21 @@ def case_columns(rows: Iterable[AnyRow]) -> list[str]:
 
 def case_rows(rows: Iterable[AnyRow]) -> list[dict[str, Any]]:
     """Return column -> value of each run; nan and None for missing values."""
-    return [_values(row) for row in rows]
-
-
-def _values(row: AnyRow) -> dict[str, Any]:
-    is_served, labels = row.case.served is not None, row.labels
-    values: dict[str, Any] = {
-        "id": row.id,
-        "reason": row.reason,
-        "predicted_fits": row.predicted_fits,
-        "predicted_max_sequences": row.max_sequences,
-        **{name: known_label(getattr(labels, name)) for name in RunLabels.__slots__},
-        "concurrency": math.nan if labels.concurrency == UNKNOWN else float(labels.concurrency),
-    }
-    if is_served:
-        values |= {"kind": row.kind, "tier": row.tier, "suspect": row.case.suspect}
-    for metric in METRICS if is_served else STEP_METRICS:
-        values[f"predicted_{metric}"], values[f"measured_{metric}"] = row.predicted.get(metric, math.nan), row.case.measured(metric)
-        values[f"{metric}_low"], values[f"{metric}_high"] = row.intervals.get(metric, (math.nan, math.nan))
-    return {name: values[name] for name in (_SERVING_KEYS if is_served else COLUMNS)}
+    table = []
+    for row in rows:
+        is_served, labels = row.case.served is not None, row.labels
+        values: dict[str, Any] = {
+            "id": row.id,
+            "reason": row.reason,
+            "predicted_fits": row.predicted_fits,
+            "predicted_max_sequences": row.max_sequences,
+            **{name: known_label(getattr(labels, name)) for name in RunLabels.__slots__},
+            "concurrency": math.nan if labels.concurrency == UNKNOWN else float(labels.concurrency),
+        }
+        if is_served:
+            values |= {"kind": row.kind, "tier": row.tier, "suspect": row.case.suspect}
+        for metric in METRICS if is_served else STEP_METRICS:
+            values[f"predicted_{metric}"], values[f"measured_{metric}"] = row.predicted.get(metric, math.nan), row.case.measured(metric)
+            values[f"{metric}_low"], values[f"{metric}_high"] = row.intervals.get(metric, (math.nan, math.nan))
+        table.append({name: values[name] for name in (_SERVING_KEYS if is_served else COLUMNS)})
+    return table

@@ -61,22 +61,17 @@ def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
 def shipped_equivalent(config: TransformerConfig) -> TransformerConfig:
     """Return the shipped model of the same sizes, under the run's name; `config` if there is none."""
     for shipped in shipped_configs().values():
-        if all(getattr(shipped, field) == getattr(config, field) for field in _SAME_SIZES) and _same_parts(shipped, config):
+        if all(getattr(shipped, field) == getattr(config, field) for field in _SAME_SIZES) and _parts(shipped) == _parts(config):
             return replace(shipped, name=config.name)
     return config
 
 
-def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
-    if one.latent != other.latent or (one.experts is None) != (other.experts is None):
-        return False
-    if one.experts is not None and other.experts is not None:
-        sizes = ("num_experts", "top_k", "width", "shared_width")
-        if any(getattr(one.experts, field) != getattr(other.experts, field) for field in sizes):
-            return False
-    elif one.intermediate_size != other.intermediate_size:
-        return False
-    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds) for model in (one, other)]
-    return mixed[0] == mixed[1] and (one.latent is not None or one.head_dim == other.head_dim)
+def _parts(model: TransformerConfig) -> tuple[object, ...]:
+    """Return the latent attention of a model (else its head width), its MLP or experts, and the kinds of its layers in any order."""
+    experts = model.experts
+    width = model.intermediate_size if experts is None else (experts.num_experts, experts.top_k, experts.width, experts.shared_width)
+    kinds = sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds)
+    return (model.head_dim if model.latent is None else model.latent, width, kinds)
 
 
 def _plain(name: object) -> str:

@@ -88,17 +88,14 @@ class StepTimes:
             if key[:4] not in estimators:
                 estimator = with_kept_programs(estimator_with(run, profiles[key[1]]))
                 estimators[key[:4]] = replace(estimator, programs=replace(estimator.programs, recomputes=()))
-            times[positions] = self._step_times(estimators[key[:4]], tuple(chosen[position] for position in positions))
+            estimator, together = estimators[key[:4]], tuple(chosen[position] for position in positions)
+            plans = [self.runs[index].planned.plan for index in together]
+            hardware, dtype = run.planned.hardware, run.planned.matmul_dtype
+            kept_by = (estimator.programs.compiled, hardware, dtype, estimator.profile.rates, together)
+            columns = self._columns.get(kept_by)
+            if columns is None:
+                if len(self._columns) >= _MOST_COLUMNS:
+                    self._columns.clear()
+                columns = self._columns[kept_by] = plan_columns(estimator, plans)
+            times[positions] = step_columns(estimator, plans, columns.of(estimator)).step_time
         return times
-
-    def _step_times(self, estimator: Estimator, chosen: tuple[int, ...]) -> Array:
-        """Return the step times of runs that share their programs, as columns. [s]"""
-        plans, of = [self.runs[index].planned.plan for index in chosen], self.runs[chosen[0]].planned
-        key = (estimator.programs.compiled, of.hardware, of.matmul_dtype, estimator.profile.rates, chosen)
-        kept = self._columns.get(key)
-        if kept is None:
-            if len(self._columns) >= _MOST_COLUMNS:
-                self._columns.clear()
-            kept = self._columns[key] = plan_columns(estimator, plans)
-        total = step_columns(estimator, plans, kept.of(estimator)).step_time
-        return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))

@@ -64,8 +64,11 @@ def validate_cases(
     progress     called with the number of finished cases, after each
     """
     fields = check_fields(by, SUMMED_BY) if by else ()
-    if plots is not None:
-        _check_folder(Path(plots))
+    folder = None if plots is None else Path(plots)
+    if folder is not None and not os.path.isdir(folder):  # pathlib raises OSError for a long name, or for a folder without permission
+        if os.path.exists(folder):
+            raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
+        check_can_be_written(folder, "plots")
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
@@ -91,10 +94,10 @@ def validate_cases(
     if served:
         serving_result = summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS])
         result = replace(result, serving=serving_result, kinds={**result.kinds, "inference": len(served)})
-    if plots is not None:
+    if folder is not None:
         from perfmodel.validation.figures import write_figures
 
-        write_figures(result, Path(plots))
+        write_figures(result, folder)
     if out is not None:
         write_atomically(out, table_of(rows))
     return result
@@ -110,13 +113,6 @@ def _cases_of(path: str | Path) -> Iterator[Case]:
         yield case
     if not has_case:
         raise InputError(f"cases={one_line(path, 80)}: holds no case ({one_line(fault, 90)}); give JSON lines, one run each")
-
-
-def _check_folder(folder: Path) -> None:
-    if not os.path.isdir(folder):  # pathlib raises OSError for a name that is too long, or for a folder without permission
-        if os.path.exists(folder):
-            raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
-        check_can_be_written(folder, "plots")
 
 
 def table_of(rows: Sequence[AnyRow]) -> str:

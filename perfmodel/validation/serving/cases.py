@@ -20,7 +20,7 @@ from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_coun
 from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
 from perfmodel.validation.serving.models import model_of_case
 from perfmodel.validation.serving.software import engine_of, launch_of
-from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
+from perfmodel.workload.quantization import QUANTIZATIONS
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
 
 OFFERED_AT_ONCE = 4096
@@ -62,7 +62,16 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     inputs = checked_inputs(ServingCaseFile, inputs)
     assumed: list[str] = []
     kind = stated_or(inputs, "kind", "max_throughput" if inputs.get("batch") is None else "serving", assumed)
-    chip = _chip(inputs)
+    stated, description = inputs.get("chip_id"), inputs.get("chip")
+    chip = str(stated) if stated in list_chips() else None
+    for text in filter(None, (stated, description)):
+        with suppress(InputError):
+            chip = chip or chip_called(text)
+    if not chip:
+        shown = one_line(stated or description or "", 60)
+        raise InputError(
+            f"chip_id={shown}: no chip of this name is known; it cannot be predicted" if shown else "chip_id: the run does not state it"
+        )
     framework = stated_or(inputs, "framework", "", assumed)
     engine, version = engine_of(framework, chip=chip), version_of(str(framework))
     launch = launch_of(inputs, engine, chip, version)
@@ -86,20 +95,6 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     )
 
 
-def _chip(inputs: Mapping[str, Any]) -> str:
-    stated, description = inputs.get("chip_id"), inputs.get("chip")
-    if stated in list_chips():
-        return str(stated)
-    for text in filter(None, (stated, description)):
-        with suppress(InputError):
-            if chip := chip_called(text):
-                return chip
-    shown = one_line(stated or description or "", 60)
-    raise InputError(
-        f"chip_id={shown}: no chip of this name is known; it cannot be predicted" if shown else "chip_id: the run does not state it"
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------------------------------
 # The plan
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -111,13 +106,13 @@ def _layout(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[ServiceLayou
     In disaggregated serving, experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models,
     and in decode workers if the run states it.
     """
+    is_moe = bool((inputs.get("model") or {}).get("moe"))
     if inputs.get("disaggregated") or inputs.get("disagg"):
         split = inputs.get("disagg")
         if not split:
             raise InputError("disagg: the run does not state how many chips its workers have; it cannot be predicted without it")
         names = ("prefill_workers", "chips_per_prefill_worker", "decode_workers", "chips_per_decode_worker")
         prefill_workers, prefill_chips, decode_workers, decode_chips = (stated_count(split, name) for name in names)
-        is_moe = _has_experts(inputs)
         pools = Pools(
             prefill=_worker(prefill_chips, is_moe, spreads=is_moe),
             decode=_worker(decode_chips, is_moe, spreads=bool(split.get("decode_attention_dp"))),
@@ -135,24 +130,14 @@ def _layout(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[ServiceLayou
     chips = ways if stated is None else stated
     if chips % ways:
         raise bad_field("chips", chips, f"must be a multiple of tp * pp * attention_dp = {ways}", "correct it in the case")
-    ep = _ep(inputs, parallel, tp * attention_dp)
+    ep, expert_tp, expert_ways = optional_count(parallel, "moe_ep"), optional_count(parallel, "moe_tp"), tp * attention_dp
+    if not is_moe:  # even if the run states another degree
+        ep = 1
+    elif ep is None:
+        ep = expert_ways // expert_tp if expert_tp is not None and expert_ways % expert_tp == 0 else 1
+    if expert_ways % ep:
+        raise bad_field("moe_ep", ep, f"must divide tp * attention_dp = {expert_ways}", "correct it in the case")
     return ServingLayout(tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, replicas=chips // ways), chips
-
-
-def _ep(inputs: Mapping[str, Any], parallel: Mapping[str, Any], ways: int) -> int:
-    """Return the expert-parallel degree; 1 for a model without experts, even if the run states another."""
-    if not _has_experts(inputs):
-        return 1
-    ep, expert_tp = optional_count(parallel, "moe_ep"), optional_count(parallel, "moe_tp")
-    if ep is None:
-        ep = ways // expert_tp if expert_tp is not None and ways % expert_tp == 0 else 1
-    if ways % ep:
-        raise bad_field("moe_ep", ep, f"must divide tp * attention_dp = {ways}", "correct it in the case")
-    return ep
-
-
-def _has_experts(inputs: Mapping[str, Any]) -> bool:
-    return bool((inputs.get("model") or {}).get("moe"))
 
 
 def _worker(chips: int, is_moe: bool, *, spreads: bool) -> ServingLayout:
@@ -175,13 +160,20 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
     model = model_of_case(inputs.get("model"), longest=prompt.most + answer.most, drafts=speculation is not None)
     name = SERVED_PRECISIONS[stated_or(inputs, "precision", "bf16", assumed)]
     quantization = QUANTIZATIONS["fp8-block" if name == "fp8" and model.architecture.startswith(_BLOCK_FAMILIES) else name]
+    concurrency = stated_count(inputs, "batch", default=OFFERED_AT_ONCE if kind == "max_throughput" else None)
+    cache = CACHES[inputs.get("kv_precision") or "auto"]
+    if cache is None:
+        assumed.append("kv_precision")
+        cache = Dtype.FP16 if quantization.product is Dtype.FP16 else Dtype.BF16
+        if quantization.product in (Dtype.FP8, Dtype.FP4) and engine in _FP8CACHES:
+            cache = Dtype.FP8
     return ServingJob(
         model=model,
         input_len=prompt,
         output_len=answer,
-        concurrency=stated_count(inputs, "batch", default=OFFERED_AT_ONCE if kind == "max_throughput" else None),
+        concurrency=concurrency,
         quantization=quantization,
-        kv_precision=_cache(inputs, quantization, engine, assumed),
+        kv_precision=cache,
         speculation=speculation,
         is_static=kind in ("static_batch", "ttft_only"),
     )
@@ -194,13 +186,3 @@ def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
     if mean is None or not 0.5 * (most + 1) <= mean <= most:
         return constant(most)
     return Lengths(least=max(round(2.0 * mean - most), 1), most=most)
-
-
-def _cache(inputs: Mapping[str, Any], quantization: Quantization, engine: str, assumed: list[str]) -> Dtype:
-    stated = CACHES[inputs.get("kv_precision") or "auto"]
-    if stated is not None:
-        return stated
-    assumed.append("kv_precision")
-    if quantization.product in (Dtype.FP8, Dtype.FP4) and engine in _FP8CACHES:
-        return Dtype.FP8
-    return Dtype.FP16 if quantization.product is Dtype.FP16 else Dtype.BF16
