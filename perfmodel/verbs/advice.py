@@ -59,7 +59,10 @@ def advise_on(
     rule: dict[str, Any] = {**memory, "any_framework": any_framework}
     plan = overridden_plan(start.plan, asked, spelled=spelled)
     setting = setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration)
-    table = _table_of(start, setting)
+    table = start.setup.table if start.setup is not None else None
+    if table is None:  # the last and most general one of the plan's profile
+        profile = framework_named(setting.estimator.profile.name)
+        table = next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
     current = predict_in(setting, placed(plan, setting), **memory)
     report(0.1)
     remedies = () if current.fits else remedies_in(setting, current.plan, **rule)
@@ -82,14 +85,6 @@ def advise_on(
         remedies=remedies,
         notes=(*notes, *setting.notes),
     )
-
-
-def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
-    """Return the table of the configuration, else the last and most general one of the plan's profile."""
-    if start.setup is not None:
-        return start.setup.table
-    profile = framework_named(setting.estimator.profile.name)
-    return next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:

@@ -124,18 +124,25 @@ def find_network(
         raise bad_field("inputs", shown(inputs), "must be a text or a list of texts", "write x=float32[8,3,224,224]")
     if isinstance(network, Graph):
         return network, ()
-    text = str(network)
-    if ":" not in text:
-        if inputs:
-            raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
-        return _built_in(text, batch, sizes or {}), ()
-    if batch or sizes:
-        raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
-    from perfmodel.verbs.importing import import_graph
-    from perfmodel.workload.imported.network import network_of
+    text, sizes = str(network), sizes or {}
+    if ":" in text:
+        if batch or sizes:
+            raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
+        from perfmodel.verbs.importing import import_graph
+        from perfmodel.workload.imported.network import network_of
 
-    imported = network_of(import_graph(text, inputs))
-    return imported.network, imported.treatments
+        imported = network_of(import_graph(text, inputs))
+        return imported.network, imported.treatments
+    from perfmodel.verbs.setting import check_sizes, file_reference
+    from perfmodel.workload.networks import load_network
+
+    if inputs:
+        raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
+    if not all(isinstance(name, str) for name in sizes):
+        raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
+    check_sizes(sizes, "batch (--batch)")
+    built_in = load_network(text, batch=batch, **sizes)
+    return (replace(built_in, name=file_reference(text)) if is_path(text) else built_in), ()
 
 
 def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
@@ -513,17 +520,6 @@ def network_of_plan(plan: Plan, *, named: str | None = None) -> Graph:
     if model.is_imported:
         return find_network(model.name, inputs=model.inputs)[0]
     return find_network(model.name, batch=plan.micro_batch, sizes=model.sizes)[0]  # type: ignore[arg-type]
-
-
-def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
-    from perfmodel.verbs.setting import check_sizes, file_reference
-    from perfmodel.workload.networks import load_network
-
-    if not all(isinstance(name, str) for name in sizes):
-        raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
-    check_sizes(sizes, "batch (--batch)")
-    network = load_network(name, batch=batch, **sizes)
-    return replace(network, name=file_reference(name)) if is_path(name) else network
 
 
 def run_network_plan(
