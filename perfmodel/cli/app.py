@@ -297,21 +297,19 @@ def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     if spellings:
         return f"No such option: {option} (here it is {' or '.join(spellings)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
-    if takes_plan and option in _flags_of_plans():
-        written = f"perfmodel predict {option} ... --save plan.yaml"
-        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
-    return ""
-
-
-def _flags_of_plans() -> set[str]:
-    """Return the flags of the contents of a plan file: job, cluster and knobs."""
+    if not takes_plan:
+        return ""
     from perfmodel.cli.options import ChipWords
     from perfmodel.foundation.words import words_of
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
 
+    # contents of a plan file: job, cluster and knobs
     plan_words = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
-    return {name for parameter in command_of("predict").params if parameter.name in plan_words for name in parameter.opts}
+    if any(parameter.name in plan_words and option in parameter.opts for parameter in command_of("predict").params):
+        written = f"perfmodel predict {option} ... --save plan.yaml"
+        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    return ""
 
 
 def _interrupted() -> int:
