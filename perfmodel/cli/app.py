@@ -215,10 +215,10 @@ def run(arguments: list[str]) -> int:
             _refuse_repeats(arguments, parameters)
             code = command(arguments[1:], prog_name=f"perfmodel {verb}", standalone_mode=False)
         else:
-            from perfmodel.cli.help import with_command_groups
+            from perfmodel.cli.help import overview, with_command_groups
 
             if not arguments:
-                _print_overview()
+                print(overview({name: summary for name, (_, summary) in VERBS.items()}))
                 return 0
             command = with_command_groups(typer.main.get_command(make_app()))
             code = command(arguments, prog_name="perfmodel", standalone_mode=False)
@@ -246,14 +246,6 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer converts Ctrl-C to an exit code only after the verb lookup
         return _interrupted()
-
-
-def _print_overview() -> None:
-    from perfmodel.cli.examples import EXAMPLES
-    from perfmodel.cli.help import overview
-
-    summaries = {name: summary for name, (_, summary) in VERBS.items()}
-    print(overview(summaries, {name: lines[0] for name, lines in EXAMPLES.items()}))
 
 
 def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:

@@ -39,11 +39,13 @@ _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in nam
 _OTHER = "Options"
 
 
-def overview(summaries: Mapping[str, str], examples: Mapping[str, str]) -> str:
+def overview(summaries: Mapping[str, str]) -> str:
     """Return the output of `perfmodel` without a command: the most common commands, each with an example."""
+    from perfmodel.cli.examples import EXAMPLES
+
     lines = ["perfmodel predicts step time and memory of training and serving large models.", ""]
     for name in FIRST:
-        lines += [summaries[name], *(f"  {line}" for line in shell_lines(f"perfmodel {examples[name]}", width=78)), ""]
+        lines += [summaries[name], *(f"  {line}" for line in shell_lines(f"perfmodel {EXAMPLES[name][0]}", width=78)), ""]
     lines += ["`perfmodel --help` lists all commands, `perfmodel COMMAND --help` its options."]
     return "\n".join(lines)
 

@@ -20,7 +20,6 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table, percent
 
 if TYPE_CHECKING:
-    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
@@ -44,6 +43,7 @@ def chips(
     if template:
         print(read_template("chip.yaml"), end="")
         return
+    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate
     from perfmodel.hardware.reader import list_chips, load_chip
 
     known = [load_chip(chip_name) for chip_name in ([name] if name else list_chips())]
@@ -52,9 +52,18 @@ def chips(
         if name:
             yield Facts(known[0].name, _chip_facts(known[0]))
         else:
+            rows = []
+            for chip in known:
+                dtype = _training_dtype(chip)
+                numbers = (
+                    _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
+                    _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
+                    _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
+                )
+                rows.append((chip.name, str(chip.launch_year), *numbers, chip.source))
             yield from table_with_sources(
                 ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
-                [(*_chip_row(chip), chip.source) for chip in known],
+                rows,
                 title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
                 right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
                 sources=sources,
@@ -135,19 +144,6 @@ def table_with_sources(
         yield Text("\n".join(["sources", *(f"{mark} {' '.join(source.split())}" for source, mark in marks.items())]), apart=True)
     else:
         yield Text("--sources prints the sources" + (", a name everything about one" if named else ""), apart=True)
-
-
-def _chip_row(chip: Chip) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate
-
-    dtype = _training_dtype(chip)
-    return (
-        chip.name,
-        str(chip.launch_year),
-        _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
-        _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
-        _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
-    )
 
 
 def _training_dtype(chip: Chip) -> Dtype:
@@ -321,8 +317,10 @@ def profiles(
     sources: Sources = False,
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
+    from perfmodel.foundation.units import format_time
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
     from perfmodel.parallel.framework_ref import SETTING_NAMES
+    from perfmodel.parallel.layout import ZERO_STAGES
 
     known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 
@@ -331,9 +329,18 @@ def profiles(
             facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
             yield Facts(known[0].name, facts[1:])
         else:
+            rows = []
+            for profile in known:
+                stages = profile.communication.overlaps_gradients
+                overlap = "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no"
+                gradients = f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}"
+                zero2 = "shards" if profile.state.zero2_stores_shards else "whole copies"
+                times = (profile.timing.host_launch_time, profile.timing.step_time_constant)
+                host = (format_time(time) if time else "-" for time in times)
+                rows.append((profile.name, profile.kernels.default_attention, gradients, zero2, overlap, *host, profile.source))
             yield from table_with_sources(
                 ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
-                [(*_profile_row(profile), profile.source) for profile in known],
+                rows,
                 title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
                 right=("host/kernel", "host/step"),
                 fold=("gradients",),
@@ -342,22 +349,6 @@ def profiles(
             yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(SETTING_NAMES)}.", apart=True)
 
     show(Document(content=lambda: {"profiles": [profile_fields(profile) for profile in known]}, blocks=blocks), output)
-
-
-def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_time
-    from perfmodel.parallel.layout import ZERO_STAGES
-
-    stages = profile.communication.overlaps_gradients
-    return (
-        profile.name,
-        profile.kernels.default_attention,
-        f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}",
-        "shards" if profile.state.zero2_stores_shards else "whole copies",
-        "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no",
-        format_time(profile.timing.host_launch_time) if profile.timing.host_launch_time else "-",
-        format_time(profile.timing.step_time_constant) if profile.timing.step_time_constant else "-",
-    )
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:

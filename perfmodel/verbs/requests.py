@@ -32,7 +32,7 @@ from perfmodel.verbs.setting import (
     setting_of_plan,
 )
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -306,14 +306,6 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     if request.nodes is not None:
         cluster = request.cluster if request.cluster is not None or plan is None else plan.cluster
         chips = request.nodes * (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).chips_per_node
-    job, calibration = _job_of(request, plan), request.calibration
-    assumed = {"profile": request.profile, "settings": request.settings}
-    if plan is None:
-        return make_setting(job, request.cluster, chips=chips, calibration=calibration, **assumed)
-    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
-
-
-def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     plan_job = plan.job if plan is not None else None
     seq_len = request.seq_len if request.seq_len is not None or plan_job is None else plan_job.seq_len
     batch = request.global_batch
@@ -322,7 +314,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
     plan_routing = plan_job.routing if plan_job else BALANCED
     routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
-    return make_job(
+    job = make_job(
         model,
         global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
         seq_len=seq_len,  # type: ignore[arg-type]
@@ -331,6 +323,10 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
         routing=routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor),
     )
+    assumed = {"calibration": request.calibration, "profile": request.profile, "settings": request.settings}
+    if plan is None:
+        return make_setting(job, request.cluster, chips=chips, **assumed)
+    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, **assumed)
 
 
 def _sequences(tokens: int, seq_len: int) -> int:
