@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.frameworks.engine import Engine
 
 
-#: Options of an engine's file that are not printed: the others show them, or they are in `supported`.
+#: Fields of an engine's file that are printed in words (`supported`) or not at all.
 _NO_FACTS = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
 
 

@@ -161,8 +161,9 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
     from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate, format_power
     from perfmodel.hardware.reader import load_prices
 
-    price, known = "unknown", load_prices().get(chip.name) if chip.price_per_hour else None
+    price = "unknown"
     if chip.price_per_hour:
+        known = load_prices().get(chip.name)
         price = f"{chip.price_per_hour:g} USD per hour" + (f", indicative, {known.date}: {known.source}" if known else "")
     facts = [("vendor", chip.vendor), ("launched", str(chip.launch_year))]
     facts += [(f"peak {dtype}", f"{format_flop_rate(rate)} dense") for dtype, rate in chip.peak_flop_rate.items()]

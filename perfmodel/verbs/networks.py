@@ -172,12 +172,20 @@ def network_setting(
     global_batch   of a step, in place of `batch`: the network is then built at every requested batch
     """
     from perfmodel.foundation.values import choice_of
+    from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.verbs.setting import constants_of, find_cluster, make_setting
-    from perfmodel.workload.networks import load_network
+    from perfmodel.workload.models import load_model
+    from perfmodel.workload.networks import load_network, network_sizes
 
     _, cluster = find_cluster(asked.cluster, asked.chips)
     _, profile = constants_of(cluster, asked.calibration, asked.profile, asked.settings)
-    sizes = _sizes_of_framework(profile, network, sizes)
+    if not isinstance(network, Graph) and ":" not in str(network) and isinstance(sizes or {}, Mapping):
+        # a built-in network has the framework's defaults of attention kernel and dropout, where they are not given
+        defaults = network_sizes(str(network))
+        drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
+        behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
+        overrides = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
+        sizes = overrides | dict(sizes or {})
     found_network, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
     given = dict(sizes or {})
     job = TrainingJob(
@@ -283,21 +291,6 @@ def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Predicti
     from perfmodel.verbs.setting import placed, predict_in
 
     return predict_in(setting, placed(plan, setting), memory_headroom=memory_headroom)
-
-
-def _sizes_of_framework(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
-    """Return the sizes of a built-in network with the framework's defaults of attention kernel and dropout, where these are not given."""
-    from perfmodel.parallel.layout import AttentionKernel
-    from perfmodel.workload.models import load_model
-    from perfmodel.workload.networks import network_sizes
-
-    if isinstance(network, Graph) or ":" in str(network) or not isinstance(sizes or {}, Mapping):
-        return sizes
-    defaults = network_sizes(str(network))
-    drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
-    behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
-    overrides = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
-    return overrides | dict(sizes or {}) if overrides else sizes
 
 
 def _budget(time_limit: float | str | None) -> Budget:

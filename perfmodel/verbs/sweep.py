@@ -91,8 +91,8 @@ def run_sweep(
     version = data_version()
     files: dict[str, str] = {}
     keys = [_key(wanted.verb, point, version, files) for point in points]
-    with nullcontext() if out is None else _parts(Path(f"{out}.parts")) as folder:
-        known = {} if folder is None else _read_parts(folder, set(keys))
+    folder = None if out is None else Path(f"{out}.parts")
+    with nullcontext({}) if folder is None else _stored(folder, set(keys)) as known:
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
         records = _computed(missing, wanted.verb, version, folder, jobs=jobs, engine=engine)
@@ -153,8 +153,8 @@ def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[st
 
 
 @contextmanager
-def _parts(folder: Path) -> Iterator[Path]:
-    """Create and lock the folder of parts, for one sweep at a time."""
+def _stored(folder: Path, wanted: set[str]) -> Iterator[dict[str, dict[str, Any]]]:
+    """Create and lock the folder of parts, for one sweep at a time; yield its records of these keys, without internal errors."""
     import fcntl
 
     try:
@@ -164,22 +164,17 @@ def _parts(folder: Path) -> Iterator[Path]:
         raise bad_field("out", folder, f"cannot be made ({error.strerror})", "choose another path") from error
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, unlike flock: not of its workers
-        yield folder
+        records: dict[str, dict[str, Any]] = {}
+        for line in (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()):
+            with suppress(ValueError):  # an unfinished line of a killed process
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
+                    records[record["key"]] = record
+        yield records
     except BlockingIOError:
         raise bad_field("out", folder.stem, "another sweep is writing it", "wait for it or choose another path") from None
     finally:
         os.close(lock)
-
-
-def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the records of these keys, without internal errors. An unfinished line of a killed process is skipped."""
-    records = {}
-    for line in (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()):
-        with suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
-                records[record["key"]] = record
-    return records
 
 
 def _append(folder: Path, lines: Iterable[str]) -> None:
