@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -92,7 +92,7 @@ def run_sweep(
     files: dict[str, str] = {}
     keys = [_key(wanted.verb, point, version, files) for point in points]
     folder = None if out is None else Path(f"{out}.parts")
-    with nullcontext({}) if folder is None else _stored(folder, set(keys)) as known:
+    with _stored(folder, set(keys)) as known:
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
         records = _computed(missing, wanted.verb, version, folder, jobs=jobs, engine=engine)
@@ -153,8 +153,11 @@ def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[st
 
 
 @contextmanager
-def _stored(folder: Path, wanted: set[str]) -> Iterator[dict[str, dict[str, Any]]]:
+def _stored(folder: Path | None, wanted: set[str]) -> Iterator[dict[str, dict[str, Any]]]:
     """Create and lock the folder of parts, for one sweep at a time; yield its records of these keys, without internal errors."""
+    if folder is None:
+        yield {}
+        return
     import fcntl
 
     try:
