@@ -215,10 +215,12 @@ def run(arguments: list[str]) -> int:
             _refuse_repeats(arguments, parameters)
             code = command(arguments[1:], prog_name=f"perfmodel {verb}", standalone_mode=False)
         else:
-            from perfmodel.cli.help import overview, with_command_groups
+            from perfmodel.cli.help import FIRST, overview, with_command_groups
 
             if not arguments:
-                print(overview({name: summary for name, (_, summary) in VERBS.items()}))
+                from perfmodel.cli.examples import EXAMPLES
+
+                print(overview([(VERBS[name][1], EXAMPLES[name][0]) for name in FIRST]))
                 return 0
             command = with_command_groups(typer.main.get_command(make_app()))
             code = command(arguments, prog_name="perfmodel", standalone_mode=False)
