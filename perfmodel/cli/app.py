@@ -215,10 +215,12 @@ def run(arguments: list[str]) -> int:
             _refuse_repeats(arguments, parameters)
             code = command(arguments[1:], prog_name=f"perfmodel {verb}", standalone_mode=False)
         else:
-            from perfmodel.cli.help import with_command_groups
+            from perfmodel.cli.help import FIRST, overview, with_command_groups
 
             if not arguments:
-                _print_overview()
+                from perfmodel.cli.examples import EXAMPLES
+
+                print(overview([(VERBS[name][1], EXAMPLES[name][0]) for name in FIRST]))
                 return 0
             command = with_command_groups(typer.main.get_command(make_app()))
             code = command(arguments, prog_name="perfmodel", standalone_mode=False)
@@ -246,14 +248,6 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer converts Ctrl-C to an exit code only after the verb lookup
         return _interrupted()
-
-
-def _print_overview() -> None:
-    from perfmodel.cli.examples import EXAMPLES
-    from perfmodel.cli.help import overview
-
-    summaries = {name: summary for name, (_, summary) in VERBS.items()}
-    print(overview(summaries, {name: lines[0] for name, lines in EXAMPLES.items()}))
 
 
 def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
@@ -297,21 +291,19 @@ def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     if spellings:
         return f"No such option: {option} (here it is {' or '.join(spellings)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
-    if takes_plan and option in _flags_of_plans():
-        written = f"perfmodel predict {option} ... --save plan.yaml"
-        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
-    return ""
-
-
-def _flags_of_plans() -> set[str]:
-    """Return the flags of the contents of a plan file: job, cluster and knobs."""
+    if not takes_plan:
+        return ""
     from perfmodel.cli.options import ChipWords
     from perfmodel.foundation.words import words_of
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
 
+    # contents of a plan file: job, cluster and knobs
     plan_words = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
-    return {name for parameter in command_of("predict").params if parameter.name in plan_words for name in parameter.opts}
+    if any(parameter.name in plan_words and option in parameter.opts for parameter in command_of("predict").params):
+        written = f"perfmodel predict {option} ... --save plan.yaml"
+        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    return ""
 
 
 def _interrupted() -> int:

@@ -17,7 +17,7 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.cost.counts import Audit, AuditRow, RankAudit
+    from perfmodel.cost.counts import Audit, RankAudit
     from perfmodel.parallel.prediction import Prediction
 
 CONVENTION = "attention counts the full square of queries and keys, causal or not (torch's convention)"
@@ -129,9 +129,7 @@ def _blocks(result: Audit, prediction: Prediction, num_differences: int, toleran
     verdict = f"{'agrees' if all(agreeing) else 'DIFFERS'}: {sum(agreeing):,} of {len(agreeing):,} counts of torch are as predicted"
     yield Facts(verdict, [("job", job_line(result.plan)), *facts])
     for audited in result.ranks:
-        headers = ("", "", "unit", "predicted", "torch", "difference")
-        rows = tuple(_cells(row, tolerance) for row in audited.rows)
-        yield Table(title=_title(audited, result), headers=headers, rows=rows, right=headers[3:], fold=("",))
+        yield _rank_table(audited, result)
         classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
         yield Text(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
     peak, rank = _largest_peak(result)
@@ -163,23 +161,13 @@ def _profile_line(result: Audit, prediction: Prediction) -> str:
     )
 
 
-def _title(audited: RankAudit, result: Audit) -> str:
+def _rank_table(audited: RankAudit, result: Audit) -> Table:
     coordinates = ", ".join(f"{axis} {index}" for axis, index in audited.coordinates.items() if result.plan.layout.degree(axis) > 1)
-    return f"Rank {audited.rank}" + (f" ({coordinates})" if coordinates else "")
-
-
-def _cells(row: AuditRow, tolerance: float) -> tuple[str, ...]:
-    def shown(value: float) -> str:
-        return f"{value:,.0f}"
-
-    same = row.passes(tolerance)
-    kind, _, axes = row.name.partition(" ")
-    name = f"{kind.replace('_', '-')} over {axes}" if row.group == "collectives" else row.name
-    return (
-        row.group,
-        name,
-        row.unit,
-        shown(row.predicted),
-        shown(row.counted),
-        "0" if same and not row.difference else shown(row.difference),
-    )
+    headers = ("", "", "unit", "predicted", "torch", "difference")
+    rows = []
+    for row in audited.rows:
+        kind, _, axes = row.name.partition(" ")
+        name = f"{kind.replace('_', '-')} over {axes}" if row.group == "collectives" else row.name
+        rows.append((row.group, name, row.unit, f"{row.predicted:,.0f}", f"{row.counted:,.0f}", f"{row.difference:,.0f}"))
+    title = f"Rank {audited.rank}" + (f" ({coordinates})" if coordinates else "")
+    return Table(title=title, headers=headers, rows=tuple(rows), right=headers[3:], fold=("",))

@@ -16,7 +16,10 @@ from perfmodel.report.document import Block, Document, Facts
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.engine import Engine
-    from perfmodel.frameworks.engine_formats import EngineFormat
+
+
+#: Fields of an engine's file that are printed in words (`supported`) or not at all.
+_NO_FACTS = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
 
 
 @command(output=options.PLAIN_OUTPUT)
@@ -35,7 +38,16 @@ def engines(
 
     def blocks() -> Iterator[Block]:
         if name:
-            yield Facts(known[0].name, _facts(known[0]))
+            engine = known[0]
+            facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
+            for kernel_format in engine.kernels.formats:  # the chips that run it, and the format in which it runs
+                runs_as = f"as {kernel_format.runs_as} " if kernel_format.runs_as else ""
+                chips = f"{', '.join(kernel_format.vendors)} chips" if kernel_format.vendors else "chips"
+                units = f" with {', '.join(kernel_format.units)} units" if kernel_format.units else ""
+                facts.append((f"format {kernel_format.format}", f"{runs_as}on {chips}{units}"))
+            plain = {"version": engine.version, "source": engine.source, **engine.options}
+            facts += [(name.replace("_", " "), _text(value)) for name, value in plain.items() if name not in _NO_FACTS]
+            yield Facts(engine.name, [(name, text) for name, text in facts if text])
         else:
             yield from table_with_sources(
                 ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
@@ -88,22 +100,6 @@ def _row(engine: Engine) -> tuple[str, ...]:
         ", ".join(runs),
         start,
     )
-
-
-def _facts(engine: Engine) -> list[tuple[str, str]]:
-    facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
-    facts += [(f"format {kernel_format.format}", _conditions(kernel_format)) for kernel_format in engine.kernels.formats]
-    shown = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
-    plain = {"version": engine.version, "source": engine.source, **engine.options}
-    facts += [(name.replace("_", " "), _text(value)) for name, value in plain.items() if name not in shown]
-    return [(name, text) for name, text in facts if text]
-
-
-def _conditions(kernel_format: EngineFormat) -> str:
-    """Return the chips that run a format, and the format in which it runs."""
-    chips = [f"{', '.join(kernel_format.vendors)} chips" if kernel_format.vendors else "chips"]
-    chips += [f"with {', '.join(kernel_format.units)} units"] if kernel_format.units else []
-    return " ".join([*([f"as {kernel_format.runs_as}"] if kernel_format.runs_as else []), "on", *chips])
 
 
 def _text(value: object) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,7 @@ def explain(
 ) -> None:
     """Explain where a plan's time and memory go, what each knob would change, and why not another plan."""
     from perfmodel.planner.explain import parse_knobs
+    from perfmodel.report.searches import explanation_object
     from perfmodel.verbs.api import explain_plan
     from perfmodel.verbs.configs import overridden_plan, start_from
 
@@ -41,54 +43,46 @@ def explain(
     overridden = overridden_plan(start.plan, assumed, spelled=flag)
     assumptions = {name: value for name, value in given_words(assumed).items() if name in options.ASSUMED.words()}
     asked = [parse_knobs(text) for text in why_not] or [{}]
-    first, *others = (
+    explanations = [
         explain_plan(overridden, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
         for knobs in asked
-    )
+    ]
+    explanation = replace(explanations[0], why_not=tuple(answer for one in explanations for answer in one.why_not))
     read = start.notes(verbose=output.verbose)
     show(
         Document(
-            content=lambda: _object(first, others) | start.object(),
-            blocks=lambda: chain(_blocks(first, others, output), [Notes(read)] if read else ()),
+            content=lambda: explanation_object(explanation) | start.object(),
+            blocks=lambda: chain(_blocks(explanation, output), [Notes(read)] if read else ()),
         ),
         output,
     )
 
 
-def _object(first: Explanation, others: Sequence[Explanation]) -> dict[str, Any]:
-    from perfmodel.report.searches import explanation_object
-
-    content = explanation_object(first)
-    for other in others:
-        content["why_not"] += explanation_object(other)["why_not"]
-    return content
-
-
-def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -> Iterator[Block]:
+def _blocks(explanation: Explanation, output: Output) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
     from perfmodel.report.advice import fitting_changes_table
     from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
     from perfmodel.report.searches import neighbours_table
 
-    for answer in (answer for explanation in (first, *others) for answer in explanation.why_not):
+    prediction, trust = explanation.prediction, explanation.trust
+    for answer in explanation.why_not:
         yield Text(f"Why not {answer.reason}.")
-    if first.trust is not None:
+    if trust is not None:
         from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
-        step = first.prediction.step_time
-        yield Facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
-        yield uncertainty_table(first.trust)
-        if first.trust.remedies:
-            yield remedies_table(first.trust, step)
+        yield Facts(job_line(prediction.plan), [("plan", plan_line(prediction.plan)), *trust_lines(trust, prediction.step_time)])
+        yield uncertainty_table(trust)
+        if trust.remedies:
+            yield remedies_table(trust, prediction.step_time)
         return
-    yield Facts(verdict_line(first.prediction), headline(first.prediction, verbose=output.verbose))
-    yield parts_table(first.prediction)
-    yield memory_table(first.prediction)
-    if first.neighbours:
-        yield neighbours_table(first)
-    if first.remedies:
-        yield fitting_changes_table(first.remedies)
-    yield Notes(notes(first.prediction))
+    yield Facts(verdict_line(prediction), headline(prediction, verbose=output.verbose))
+    yield parts_table(prediction)
+    yield memory_table(prediction)
+    if explanation.neighbours:
+        yield neighbours_table(explanation)
+    if explanation.remedies:
+        yield fitting_changes_table(explanation.remedies)
+    yield Notes(notes(prediction))
 
 
 @command(assumed=options.ASSUMED, output=options.output_options("wide json format"), files=Words(options.Files, only="plot"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from perfmodel.foundation.words import Words, given_words, word
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.report.document import Block, Document, Notes, Text
+from perfmodel.report.document import Document, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
@@ -73,8 +72,8 @@ def explore(
 
     Training, or with --input-len and --output-len a service. One of --vary, --sensitivity, or --from with --to.
     """
-    from perfmodel.report.explorations import sensitivities_object, sensitivities_table, waterfall_object, waterfall_table
-    from perfmodel.verbs.explore import explore_sensitivity, explore_waterfall
+    from perfmodel.report import explorations as report
+    from perfmodel.verbs import explore as verb
 
     output = files.check(output)
     if sum(map(bool, (wanted.vary, sensitivity, wanted.to))) != 1:
@@ -92,32 +91,29 @@ def explore(
         words["metric"] = wanted.metric
     with Progress("explore") as progress:
         if wanted.to:
-            waterfall = explore_waterfall(**words, to=wanted.to, to_precision=wanted.to_precision, progress=progress.share)
+            waterfall = verb.explore_waterfall(**words, to=wanted.to, to_precision=wanted.to_precision, progress=progress.share)
             _draw(waterfall, files)
-            document = Document(content=lambda: waterfall_object(waterfall), blocks=lambda: [waterfall_table(waterfall)])
+            document = Document(content=lambda: report.waterfall_object(waterfall), blocks=lambda: [report.waterfall_table(waterfall)])
         elif sensitivity:
-            sensitivities = explore_sensitivity(**words, search=search)
+            sensitivities = verb.explore_sensitivity(**words, search=search)
             _draw(sensitivities, files)
-            document = Document(content=lambda: sensitivities_object(sensitivities), blocks=lambda: [sensitivities_table(sensitivities)])
+            document = Document(
+                content=lambda: report.sensitivities_object(sensitivities), blocks=lambda: [report.sensitivities_table(sensitivities)]
+            )
         else:
             points = None if wanted.points is None else read_integer(wanted.points, "points")
-            document = _explore({**words, "vary": wanted.vary, "points": points, "search": search, "shares": shares}, files, progress)
+            exploration = verb.explore(**words, vary=wanted.vary, points=points, search=search, shares=shares, progress=progress.share)
+            _draw(exploration, files)
+            document = Document(
+                content=lambda: report.exploration_object(exploration),
+                blocks=lambda: [
+                    report.exploration_table(exploration),
+                    *(Text(line, apart=True) for line in report.saturation_lines(exploration)),
+                    Notes(exploration.notes),
+                ],
+                rows=lambda: report.exploration_rows(exploration),
+            )
     files.finish(document, output)
-
-
-def _explore(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
-    from perfmodel.report.explorations import exploration_object, exploration_rows, exploration_table, saturation_lines
-    from perfmodel.verbs.explore import explore as explored
-
-    exploration = explored(**words, progress=progress.share)
-    _draw(exploration, files)
-
-    def blocks() -> Iterator[Block]:
-        yield exploration_table(exploration)
-        yield from (Text(line, apart=True) for line in saturation_lines(exploration))
-        yield Notes(exploration.notes)
-
-    return Document(content=lambda: exploration_object(exploration), blocks=blocks, rows=lambda: exploration_rows(exploration))
 
 
 def _draw(result: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:

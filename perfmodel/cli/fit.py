@@ -39,21 +39,18 @@ def fit(
     Options of job, cluster and plan apply to every run whose row leaves them out (docs/fitting.md).
     """
     from perfmodel.foundation.words import given_words
+    from perfmodel.parallel.plan import plan_to_dict
     from perfmodel.verbs.fitting import fit_runs
 
     given = {**given_words(asked), **knobs.given()}
     given.pop("memory_headroom", None)
     fitted = fit_runs(runs, plan=plan or None, save=save, **given)
-    show(Document(content=lambda: _object(fitted, save), blocks=lambda: _blocks(fitted, save)), output)
-
-
-def _object(fitted: FittedProfile, save: Path | None) -> dict[str, Any]:
-    from perfmodel.parallel.plan import plan_to_dict
+    memory = fitted.memory
 
     def run_object(run: Any) -> dict[str, Any]:
         return {name: plan_to_dict(run.plan) if name == "plan" else getattr(run, name) for name in run.__dataclass_fields__}
 
-    return {
+    content = {
         **picked(fitted, "profile base"),
         "num_runs": len(fitted.runs),
         **picked(fitted, "error_before error_after error_left_out noise"),
@@ -62,7 +59,7 @@ def _object(fitted: FittedProfile, save: Path | None) -> dict[str, Any]:
         "outliers": [run.id for run in fitted.outliers],
         "next_run": next(map(run_object, fitted.next_runs), None),
         "memory": None
-        if (memory := fitted.memory) is None
+        if memory is None
         else {
             **picked(memory, "error_before error_after error_left_out"),
             "habit": asdict(memory.behaviour),
@@ -71,6 +68,7 @@ def _object(fitted: FittedProfile, save: Path | None) -> dict[str, Any]:
         "notes": fitted.notes,
         "saved": save,
     }
+    show(Document(content=lambda: content, blocks=lambda: _blocks(fitted, save)), output)
 
 
 def _blocks(fitted: FittedProfile, save: Path | None) -> Iterator[Block]:

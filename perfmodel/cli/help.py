@@ -39,11 +39,11 @@ _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in nam
 _OTHER = "Options"
 
 
-def overview(summaries: Mapping[str, str], examples: Mapping[str, str]) -> str:
-    """Return the output of `perfmodel` without a command: the most common commands, each with an example."""
+def overview(commands: Iterable[tuple[str, str]]) -> str:
+    """Return the output of `perfmodel` without a command. commands: summary and example of the most common ones"""
     lines = ["perfmodel predicts step time and memory of training and serving large models.", ""]
-    for name in FIRST:
-        lines += [summaries[name], *(f"  {line}" for line in shell_lines(f"perfmodel {examples[name]}", width=78)), ""]
+    for summary, example in commands:
+        lines += [summary, *(f"  {line}" for line in shell_lines(f"perfmodel {example}", width=78)), ""]
     lines += ["`perfmodel --help` lists all commands, `perfmodel COMMAND --help` its options."]
     return "\n".join(lines)
 

@@ -54,22 +54,7 @@ def import_(
     took = time.monotonic() - start
     if save is not None:
         write_atomically(save, json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n")
-    strategies: list[ImportedStrategy] = []
-    if search is not None:
-        from perfmodel.planner.pase.imported import search_imported
-
-        with Progress("search") as progress:
-            progress.share(0.0)
-            strategies.append(search_imported(graph, search))
-    blocks = lambda: (  # noqa: E731
-        *_blocks(graph, took),
-        *(block for strategy in strategies for block in strategy_blocks(graph, strategy)),
-        *([Text(f"saved to {save}", apart=True)] if save is not None else []),
-    )
-    show(Document(content=lambda: _as_object(graph, took, strategies), blocks=blocks), output)
-
-
-def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrategy]) -> dict[str, Any]:
+    blocks = [*_blocks(graph, took)]
     content: dict[str, Any] = {
         **picked(graph, "name source"),
         "convention": CONVENTION,
@@ -81,9 +66,17 @@ def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrat
         "unrecognised": graph.unrecognised(),
         "unused_parameters": graph.unused_parameters,
     }
-    for strategy in strategies:
+    if search is not None:
+        from perfmodel.planner.pase.imported import search_imported
+
+        with Progress("search") as progress:
+            progress.share(0.0)
+            strategy = search_imported(graph, search)
         content["search"] = strategy_object(graph, strategy)
-    return content
+        blocks += strategy_blocks(graph, strategy)
+    if save is not None:
+        blocks.append(Text(f"saved to {save}", apart=True))
+    show(Document(content=lambda: content, blocks=lambda: blocks), output)
 
 
 def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[str, Any]:

@@ -20,11 +20,9 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table, percent
 
 if TYPE_CHECKING:
-    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
-    from perfmodel.hardware.construct import Construction
     from perfmodel.workload.config import TransformerConfig
 
 _TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
@@ -45,6 +43,7 @@ def chips(
     if template:
         print(read_template("chip.yaml"), end="")
         return
+    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate
     from perfmodel.hardware.reader import list_chips, load_chip
 
     known = [load_chip(chip_name) for chip_name in ([name] if name else list_chips())]
@@ -53,9 +52,18 @@ def chips(
         if name:
             yield Facts(known[0].name, _chip_facts(known[0]))
         else:
+            rows = []
+            for chip in known:
+                dtype = _training_dtype(chip)
+                numbers = (
+                    _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
+                    _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
+                    _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
+                )
+                rows.append((chip.name, str(chip.launch_year), *numbers, chip.source))
             yield from table_with_sources(
                 ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
-                [(*_chip_row(chip), chip.source) for chip in known],
+                rows,
                 title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
                 right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
                 sources=sources,
@@ -88,7 +96,15 @@ def chip(
         save_chip(construction.chip, save)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(construction.chip.name, [*_chip_facts(construction.chip), *_limits_of(construction)])
+        stacks = f"{construction.stacks} of {chip_spec.memory.stacks} stacks"
+        if construction.stacks >= chip_spec.memory.stacks:
+            stacks = f"{chip_spec.memory.stacks} stacks; the die edge has room for {construction.stacks_by_edge:.1f}"
+        limits = [
+            ("limited by", construction.binding),
+            ("units", f"{construction.units_by_area:.1f} by area, {construction.units_by_power:.1f} by power"),
+            ("memory stacks", stacks),
+        ]
+        yield Facts(construction.chip.name, [*_chip_facts(construction.chip), *limits])
         for title, unit, scale, parts in (("Area", "mm2", 1e6, construction.areas), ("Power", "W", 1.0, construction.powers)):
             total = sum(parts.values())
             rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / total)) for name, part in parts.items())
@@ -101,21 +117,6 @@ def chip(
 
 
 _CONSTRUCTION_FIELDS = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
-
-
-def _limits_of(construction: Construction) -> list[tuple[str, str]]:
-    """Return the limits of a chip constructed from technology."""
-    requested = construction.spec.memory.stacks
-    stacks = (
-        f"{construction.stacks} of {requested} stacks"
-        if construction.stacks < requested
-        else f"{requested} stacks; the die edge has room for {construction.stacks_by_edge:.1f}"
-    )
-    return [
-        ("limited by", construction.binding),
-        ("units", f"{construction.units_by_area:.1f} by area, {construction.units_by_power:.1f} by power"),
-        ("memory stacks", stacks),
-    ]
 
 
 def read_template(name: str) -> str:
@@ -145,19 +146,6 @@ def table_with_sources(
         yield Text("--sources prints the sources" + (", a name everything about one" if named else ""), apart=True)
 
 
-def _chip_row(chip: Chip) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate
-
-    dtype = _training_dtype(chip)
-    return (
-        chip.name,
-        str(chip.launch_year),
-        _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
-        _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
-        _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
-    )
-
-
 def _training_dtype(chip: Chip) -> Dtype:
     """Return the training dtype: the fastest of bf16, fp16 and fp32 (a GTX 1080 Ti has fp16 at 1/64 of its fp32 rate)."""
     dtypes = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
@@ -171,7 +159,12 @@ def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
 
 def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
     from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate, format_power
+    from perfmodel.hardware.reader import load_prices
 
+    price = "unknown"
+    if chip.price_per_hour:
+        known = load_prices().get(chip.name)
+        price = f"{chip.price_per_hour:g} USD per hour" + (f", indicative, {known.date}: {known.source}" if known else "")
     facts = [("vendor", chip.vendor), ("launched", str(chip.launch_year))]
     facts += [(f"peak {dtype}", f"{format_flop_rate(rate)} dense") for dtype, rate in chip.peak_flop_rate.items()]
     facts += [
@@ -181,21 +174,11 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
         ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
         ("devices per chip", str(chip.devices_per_chip)),
         ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
-        ("price", _price(chip)),
+        ("price", price),
     ]
     facts += [(f"provenance of {group}", word) for group, word in chip.provenance.items()]
     facts += [("source", chip.source), ("notes", chip.notes)]
     return [(name, value) for name, value in facts if value]
-
-
-def _price(chip: Chip) -> str:
-    from perfmodel.hardware.reader import load_prices
-
-    if not chip.price_per_hour:
-        return "unknown"
-    price = load_prices().get(chip.name)
-    dated = f", indicative, {price.date}: {price.source}" if price else ""
-    return f"{chip.price_per_hour:g} USD per hour{dated}"
 
 
 @command(output=options.PLAIN_OUTPUT)
@@ -212,6 +195,7 @@ def clusters(
     if template:
         print(read_template("cluster.yaml"), end="")
         return
+    from perfmodel.foundation.units import format_bandwidth
     from perfmodel.hardware.reader import list_clusters, load_cluster
 
     known = [load_cluster(cluster_name) for cluster_name in ([name] if name else list_clusters())]
@@ -221,9 +205,14 @@ def clusters(
             for cluster in known[0].pools or known:
                 yield Facts(cluster.name, _cluster_facts(cluster))
         else:
+            rows = []
+            for cluster in known:
+                tiers = ", ".join(f"{tier.name} {tier.size} x {format_bandwidth(tier.link.bandwidth)}" for tier in cluster.tiers)
+                sizes = (str(cluster.num_chips), str(cluster.chips_per_node))
+                rows.append((cluster.name, cluster.chip.name, *sizes, tiers, cluster.source))
             yield from table_with_sources(
                 ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
-                [(*_cluster_row(cluster), cluster.source) for cluster in known],
+                rows,
                 title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
                 right=("chips", "per node"),
                 fold=("network tiers, innermost first",),
@@ -231,13 +220,6 @@ def clusters(
             )
 
     show(Document(content=lambda: {"clusters": known}, blocks=blocks), output)
-
-
-def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_bandwidth
-
-    tiers = ", ".join(f"{tier.name} {tier.size} x {format_bandwidth(tier.link.bandwidth)}" for tier in cluster.tiers)
-    return (cluster.name, cluster.chip.name, str(cluster.num_chips), str(cluster.chips_per_node), tiers)
 
 
 def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
@@ -287,6 +269,7 @@ def models(
     sources: Sources = False,
 ) -> None:
     """List models: shape, and exact numbers of parameters, total and active per token, with their sources."""
+    from perfmodel.foundation.units import format_count
     from perfmodel.workload.models import list_models, load_model
 
     known = [load_model(model_name) for model_name in ([name] if name else list_models())]
@@ -295,28 +278,21 @@ def models(
         if name:
             yield Facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
         else:
+            rows = []
+            for model in known:
+                active = format_count(model.num_active_parameters) if model.experts else "all"
+                sizes = (str(model.num_hidden_layers), str(model.hidden_size), f"{model.num_attention_heads}/{model.num_key_value_heads}")
+                positions = str(model.max_position_embeddings)
+                rows.append((model.name, format_count(model.num_parameters), active, *sizes, positions, model.source))
             yield from table_with_sources(
                 ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
-                [(*_model_row(model), model.source) for model in known],
+                rows,
                 title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
                 right=("params", "active", "layers", "hidden", "heads/kv", "positions"),
                 sources=sources,
             )
 
     show(Document(content=lambda: {"models": [_model_object(model) for model in known]}, blocks=blocks), output)
-
-
-def _model_row(model: TransformerConfig) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_count
-
-    sizes = (
-        model.num_hidden_layers,
-        model.hidden_size,
-        f"{model.num_attention_heads}/{model.num_key_value_heads}",
-        model.max_position_embeddings,
-    )
-    active = format_count(model.num_active_parameters) if model.experts else "all"
-    return (model.name, format_count(model.num_parameters), active, *(str(size) for size in sizes))
 
 
 def _model_object(model: TransformerConfig) -> dict[str, Any]:
@@ -342,8 +318,10 @@ def profiles(
     sources: Sources = False,
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
+    from perfmodel.foundation.units import format_time
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
     from perfmodel.parallel.framework_ref import SETTING_NAMES
+    from perfmodel.parallel.layout import ZERO_STAGES
 
     known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 
@@ -352,9 +330,18 @@ def profiles(
             facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
             yield Facts(known[0].name, facts[1:])
         else:
+            rows = []
+            for profile in known:
+                stages = profile.communication.overlaps_gradients
+                overlap = "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no"
+                gradients = f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}"
+                zero2 = "shards" if profile.state.zero2_stores_shards else "whole copies"
+                times = (profile.timing.host_launch_time, profile.timing.step_time_constant)
+                host = (format_time(time) if time else "-" for time in times)
+                rows.append((profile.name, profile.kernels.default_attention, gradients, zero2, overlap, *host, profile.source))
             yield from table_with_sources(
                 ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
-                [(*_profile_row(profile), profile.source) for profile in known],
+                rows,
                 title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
                 right=("host/kernel", "host/step"),
                 fold=("gradients",),
@@ -363,22 +350,6 @@ def profiles(
             yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(SETTING_NAMES)}.", apart=True)
 
     show(Document(content=lambda: {"profiles": [profile_fields(profile) for profile in known]}, blocks=blocks), output)
-
-
-def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
-    from perfmodel.foundation.units import format_time
-    from perfmodel.parallel.layout import ZERO_STAGES
-
-    stages = profile.communication.overlaps_gradients
-    return (
-        profile.name,
-        profile.kernels.default_attention,
-        f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}",
-        "shards" if profile.state.zero2_stores_shards else "whole copies",
-        "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no",
-        format_time(profile.timing.host_launch_time) if profile.timing.host_launch_time else "-",
-        format_time(profile.timing.step_time_constant) if profile.timing.step_time_constant else "-",
-    )
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
@@ -56,6 +56,7 @@ def limits(
 
     A knob that is given is held, but in the question that asks for it; others are searched.
     """
+    from perfmodel.report.predictions import prediction_object
     from perfmodel.verbs.limits import limits_of, limits_rows
 
     clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
@@ -76,15 +77,8 @@ def limits(
             any_framework=any_framework,
             progress=progress.share,
         )
-    show(Document(content=lambda: _object(result), blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
-
-
-def _object(result: Limits) -> dict[str, Any]:
-    from perfmodel.report.predictions import prediction_object
-
-    setting = result.setting
-    return {
-        **setting.described(),
+    content = {
+        **result.setting.described(),
         "global_batch": result.given_batch,
         **picked(result, "memory_usable memory_headroom risk"),
         "limits": {
@@ -95,6 +89,7 @@ def _object(result: Limits) -> dict[str, Any]:
             for limit in result
         },
     }
+    show(Document(content=lambda: content, blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
 
 
 def _blocks(result: Limits) -> Iterator[Block]:

@@ -105,8 +105,10 @@ def print_table(
         widths = _fitted([_cells_width(column) for column in columns], [headers[index] in may_fold for index in block])
         aligned = [headers[index] in to_the_right for index in block]
         rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
-        head, *body = (list(_row_lines(row, widths, aligned)) for row in zip(*columns, strict=True))
-        lines += [*head, rule, *(line for row in body for line in row)]
+        for number, row in enumerate(zip(*columns, strict=True)):
+            broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]  # a cell may wrap
+            lines += [_aligned(line, widths, aligned) for line in zip_longest(*broken, fillvalue="")]
+            lines += [] if number else [rule]
     print("\n".join(lines))
     if left_out:
         print_paragraph(f"columns not shown: {', '.join(left_out)} (--wide)")
@@ -151,13 +153,6 @@ def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
         fitted[widest] -= 1
         excess -= 1
     return fitted
-
-
-def _row_lines(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
-    """Yield the lines of a row; several if a cell wraps."""
-    broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
-    for cells in zip_longest(*broken, fillvalue=""):
-        yield _aligned(cells, widths, to_the_right)
 
 
 def _broken(text: str, width: int) -> list[str]:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted, Prediction
     from perfmodel.planner.result import FittingChange
     from perfmodel.verbs.confidence import Confidence
-    from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.requests import Answer
-    from perfmodel.verbs.training import AskedRun
 
 
 @command(
@@ -63,6 +61,7 @@ def predict(
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import one_object, remedies_of, shown_intervals
     from perfmodel.verbs.requests import make_requests, predict_requests, varied_knobs
+    from perfmodel.verbs.training import run_in
 
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
@@ -97,7 +96,7 @@ def predict(
     files.write_page([prediction.plan for prediction in predictions])
     files.draw(lambda figures: figures.predictions_figure(predictions))
     confidences = shown_intervals(answers, interval=interval)
-    runs = _runs(answers, asked_run)
+    runs = [run_in(answer.setting, answer.prediction, asked_run) for answer in answers] if asked_run else []
     if is_one:
         remedies: tuple[FittingChange, ...] = ()
         if not predictions[0].fits and output.form is not Form.CSV:
@@ -120,13 +119,6 @@ def predict(
     files.finish(document, output)
 
 
-def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
-    """Return the whole training run of each answer; empty without --tokens."""
-    from perfmodel.verbs.training import run_in
-
-    return [run_in(answer.setting, answer.prediction, asked) for answer in answers] if asked else []
-
-
 def _one_blocks(
     answer: Answer,
     *,
@@ -142,7 +134,18 @@ def _one_blocks(
 
     prediction = answer.prediction
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
-    changed = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(answer.changes))]
+    # the values of the plan file that flags override, and the values that change with them
+    given, following = (
+        ", ".join(
+            f"{change.knob} {_text(change.after)} (the file: {_text(change.before)})"
+            for change in answer.changes
+            if change.follows is follows
+        )
+        for follows in (False, True)
+    )
+    overrides = [given] if given else []
+    overrides += [f"so that also {following}"] if following else []
+    changed = [("" if number else "overrides", text) for number, text in enumerate(overrides)]
     yield Facts(verdict_line(prediction), changed + headline(prediction, verbose=output.verbose) + lines)
     yield from map(run_facts, runs)
     yield parts_table(prediction)
@@ -151,17 +154,6 @@ def _one_blocks(
     if not prediction.fits:
         yield from fitting_blocks(prediction.plan, remedies)
     yield Notes(notes(prediction))
-
-
-def _changes_lines(changes: Sequence[Change]) -> list[str]:
-    """Return the values of the plan file that flags override, and the values that change with them."""
-
-    def named(follows: bool) -> str:
-        return ", ".join(
-            f"{change.knob} {_text(change.after)} (the file: {_text(change.before)})" for change in changes if change.follows is follows
-        )
-
-    return [line for line in (named(False), f"so that also {named(True)}" if named(True) else "") if line]
 
 
 def _text(value: object) -> str:

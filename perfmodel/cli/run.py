@@ -21,7 +21,6 @@ from perfmodel.report.document import Block, Document, Facts, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.results import Comparison
     from perfmodel.verbs.demo import DemoResult
 
 
@@ -48,7 +47,8 @@ def run(
     Takes plans of `search` (models) and of `shard` (networks, every operator by itself, with or without stages). Without a
     calibration of this machine's CPUs, one is measured with the run (about a minute); `perfmodel calibrate` keeps one.
     """
-    from perfmodel.report.runs import comparison_object
+    from perfmodel.report.predictions import job_line, plan_line
+    from perfmodel.report.runs import collectives_table, comparison_object, measurement_facts, predicted_and_measured, run_verdict
     from perfmodel.verbs.api import run_plan
     from perfmodel.verbs.setting import load_plan
 
@@ -78,13 +78,17 @@ def run(
         comparison = run_plan(
             loaded, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
+    measured = comparison.measurement
     try:
-        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: _blocks(comparison)), output)
+        facts = [("job", job_line(measured.plan)), ("plan", plan_line(measured.plan)), *measurement_facts(comparison)]
+        tables = [predicted_and_measured(comparison), collectives_table(measured)]
+        blocks = [Facts(run_verdict(comparison), facts), *tables, *_busy(measured.busy_fraction, "run it")]
+        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: blocks), output)
     finally:  # a measurement is shown if it cannot be saved, and saved if it cannot be shown
         if save is not None:
             from perfmodel.parallel.results import append_measurement
 
-            append_measurement(comparison.measurement, save)
+            append_measurement(measured, save)
     if save is not None and output.is_text:
         print(f"\nmeasurement: {save}")
 
@@ -134,16 +138,6 @@ def _run_network(
         yield from _busy(measured.busy_fraction, "run it")
 
     show(Document(content=lambda: {"network": result.network.name, "plans": rows()}, blocks=blocks), output)
-
-
-def _blocks(comparison: Comparison) -> Iterator[Block]:
-    from perfmodel.report.predictions import job_line, plan_line
-    from perfmodel.report.runs import collectives_table, measurement_facts, predicted_and_measured, run_verdict
-
-    plan = comparison.measurement.plan
-    yield Facts(run_verdict(comparison), [("job", job_line(plan)), ("plan", plan_line(plan)), *measurement_facts(comparison)])
-    yield from (predicted_and_measured(comparison), collectives_table(comparison.measurement))
-    yield from _busy(comparison.measurement.busy_fraction, "run it")
 
 
 def _busy(busy_fraction: float, what: str) -> Iterator[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -59,9 +59,13 @@ def schema(
         headers = ("field", "value", "required", "meaning")
         # The table has two levels of the output of a command; --json has all.
         shown = [row for row in rows if not row["field"].startswith("output.") or row["field"].count(".") <= _SHOWN_LEVELS]
-        options = set(content.get("options", ()))
-        cells = tuple((_indented(row["field"], options), row["value"], "yes" if row["required"] else "", row["meaning"]) for row in shown)
-        yield Table(title=title, headers=headers, rows=cells, fold=("value", "meaning"))
+        cells = []
+        for row in shown:
+            *above, name = row["field"].removeprefix("input.").removeprefix("output.").replace(".*", "").split(".")
+            is_option = row["field"].startswith("input.") and not above and name in content.get("options", ())
+            field = f"--{name}" if is_option else "  " * len(above) + name
+            cells.append((field, row["value"], "yes" if row["required"] else "", row["meaning"]))
+        yield Table(title=title, headers=headers, rows=tuple(cells), fold=("value", "meaning"))
 
     show(Document(content=lambda: content, blocks=blocks, rows=lambda: rows), output)
 
@@ -92,15 +96,6 @@ def command_schema(verb: str) -> dict[str, Any]:
     input_schema = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}
     described = {"command": verb, "summary": VERBS[verb][1], "options": options}
     return {**described, "input": input_schema, "output": {"$schema": DRAFT, **output_schema(verb)}}
-
-
-def _indented(path: str, options: Collection[str]) -> str:
-    """Return a field indented below its mapping.
-
-    options   options of a command, written with dashes
-    """
-    *above, name = path.removeprefix("input.").removeprefix("output.").replace(".*", "").split(".")
-    return f"--{name}" if path.startswith("input.") and not above and name in options else "  " * len(above) + name
 
 
 # --- tools of an agent -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_
 from perfmodel.cli.words import argument, command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.words import Words, word
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.knobs import Knobs, bounded_knobs
@@ -123,7 +124,6 @@ def search(
         return EXIT_INTERRUPTED if sized.interrupted else 0 if is_met else EXIT_NOTHING_FITS
     job = start.plan if start is not None else None
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)
-    headroom, allowed = requests[0].memory_headroom, requests[0].risk
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
     results: list[tuple[Setting, SearchResult]] = []
@@ -132,23 +132,18 @@ def search(
     failures: list[NotPredicted] = []
     was_interrupted = False
     also: tuple[Also, ...] = tuple(part for part in ALSO if part != "remedies" or len(requests) == 1)
-    also = (*also, "exhaustive") if ranking.exhaustive else also
+    rule = {
+        "objective": ranking.objective,
+        "run": asked_run,
+        **picked(requests[0], "memory_headroom risk"),
+        "ties": near,
+        "any_framework": any_framework,
+        "also": (*also, "exhaustive") if ranking.exhaustive else also,
+    }
     for request in requests:
         try:
             setting = setting_of_request(request, plan=job)
-            result, was_interrupted = _search_once(
-                setting,
-                knobs,
-                maximum,
-                objective=ranking.objective,
-                run=asked_run,
-                top=read_integer(ranking.top, "top"),
-                headroom=headroom,
-                risk=allowed,
-                ties=near,
-                any_framework=any_framework,
-                also=also,
-            )
+            result, was_interrupted = _search_once(setting, knobs, maximum, top=read_integer(ranking.top, "top"), **rule)
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
             continue
@@ -195,20 +190,7 @@ def search(
     return EXIT_NOTHING_FITS
 
 
-def _search_once(
-    setting: Setting,
-    knobs: Knobs,
-    maximum: dict[str, int],
-    *,
-    objective: str,
-    run: AskedRun | None,
-    top: int,
-    headroom: float,
-    risk: float | None,
-    ties: float,
-    any_framework: bool,
-    also: tuple[Also, ...],
-) -> tuple[SearchResult, bool]:
+def _search_once(setting: Setting, knobs: Knobs, maximum: dict[str, int], **rule: Any) -> tuple[SearchResult, bool]:
     """Return the result, and whether Ctrl-C ended the search early with the best plans so far."""
     from perfmodel.verbs.searching import search_in
 
@@ -219,21 +201,7 @@ def _search_once(
             progress.share(done)
             return was_interrupted()
 
-        result = search_in(
-            setting,
-            knobs,
-            maximum,
-            objective=objective,
-            run=run,
-            top=top,
-            memory_headroom=headroom,
-            risk=risk,
-            ties=ties,
-            any_framework=any_framework,
-            also=also,
-            progress=report,
-        )
-        return result, was_interrupted()
+        return search_in(setting, knobs, maximum, progress=report, **rule), was_interrupted()
 
 
 def _blocks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,20 +74,13 @@ def shard(
     """
     files.check(output)
     batch = None if built.batch is None else words_of(NetworkWords)["batch"].value(built.batch, "batch")
-    save, inputs = files.save, list(built.inputs or ())
+    save = files.save
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
     sizes = parse_sizes(built.size or ())
     if cost == PASE:
-        _check_pase(
-            network,
-            **{name: getattr(built, name) for name in words_of(NetworkWords)},
-            stages=stages,
-            microbatches=microbatches,
-            zero=knobs.zero,
-            save=save,
-        )
-        _by_pase_cost(network, 2 if asked.chips is None else read_integer(asked.chips, "chips"), inputs, output)
+        others = {"stages": stages, "microbatches": microbatches, "zero": knobs.zero, "save": save}
+        _by_pase_cost(network, built, asked.chips, others, output)
         return
     clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if len(clusters) > 1:
@@ -113,7 +106,7 @@ def shard(
     with Progress("shard") as progress:
         result = shard_network(
             network,
-            inputs=inputs,
+            inputs=list(built.inputs or ()),
             batch=(batch or 0) // counts[0],
             microbatches=counts[0],
             progress=progress.step,
@@ -125,17 +118,6 @@ def shard(
         [Text(f"plan: {save}; run it here with:", apart=True), Command(f"perfmodel run {save}{code}")] if save is not None else []
     )
     show(Document(content=lambda: _as_object(result), blocks=lambda: chain(_blocks(result, cluster), saved)), output)
-
-
-def _check_pase(network: str, **given: Any) -> None:
-    """Raise InputError for flags without meaning for the paper's graphs and cost."""
-    for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
-        if given[name]:
-            value = ",".join(given[name]) if isinstance(given[name], list) else given[name]
-            raise bad_field(name, value, "the paper's graphs have the paper's sizes", "leave it out, or use --cost own")
-    for name in ("stages", "microbatches", "zero", "save"):
-        if given[name]:
-            raise bad_field(name, given[name], "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
 
 
 _FLAGS = {"true": True, "false": False}
@@ -282,15 +264,26 @@ def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: di
     yield from (stages_table(search.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
 
 
-def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -> None:
-    """Search the paper's space by the paper's cost, for one of its layer graphs or an imported module."""
+def _by_pase_cost(network: str, built: NetworkWords, chips: Any, others: Mapping[str, Any], output: Output) -> None:
+    """Search the paper's space by the paper's cost, for one of its layer graphs or an imported module.
+
+    built, others   flags, some without meaning for the paper's graphs and cost
+    """
+    for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
+        if value := getattr(built, name):
+            text = ",".join(value) if isinstance(value, list) else value
+            raise bad_field(name, text, "the paper's graphs have the paper's sizes", "leave it out, or use --cost own")
+    for name, value in others.items():
+        if value:
+            raise bad_field(name, value, "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
+    num_devices = 2 if chips is None else read_integer(chips, "chips")
     if ":" in network:
         from perfmodel.cli.import_ import strategy_blocks, strategy_object
         from perfmodel.planner.pase.imported import search_imported
         from perfmodel.verbs.importing import import_graph
 
-        graph = import_graph(network, inputs)
-        strategy = search_imported(graph, chips)
+        graph = import_graph(network, list(built.inputs or ()))
+        strategy = search_imported(graph, num_devices)
         content = {"network": graph.name, **strategy_object(graph, strategy)}
         show(Document(content=lambda: content, blocks=lambda: strategy_blocks(graph, strategy)), output)
         return
@@ -298,7 +291,7 @@ def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -
     from perfmodel.planner.pase.search import run_pase
     from perfmodel.report.pase import run_object, search_times_table, strategies_table
 
-    run = run_pase(load_pase_graph(network), chips)
+    run = run_pase(load_pase_graph(network), num_devices)
     show(Document(content=lambda: run_object(run), blocks=lambda: [search_times_table([run]), strategies_table([run])]), output)
 
 

@@ -56,15 +56,7 @@ def sweep(
         if output.is_text:
             print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)
         return EXIT_INTERRUPTED
-    show(Document(content=lambda: _object(result, out), blocks=lambda: _blocks(result, out), rows=lambda: result.rows), output)
-    if len(result.failures) < result.study.num_points:
-        return 0
-    print_error(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
-    return EXIT_NOTHING_FITS
-
-
-def _object(result: SweepResult, out: Path) -> dict[str, Any]:
-    return {
+    content = {
         **picked(result.study, "verb varied num_points"),
         "num_computed": result.num_computed,
         "num_failed": len(result.failures),
@@ -73,6 +65,11 @@ def _object(result: SweepResult, out: Path) -> dict[str, Any]:
         "num_rows": len(result.rows),
         "out": out,
     }
+    show(Document(content=lambda: content, blocks=lambda: _blocks(result, out), rows=lambda: result.rows), output)
+    if len(result.failures) < result.study.num_points:
+        return 0
+    print_error(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
+    return EXIT_NOTHING_FITS
 
 
 def _reasons(result: SweepResult) -> list[str]:

@@ -86,11 +86,21 @@ def validate(
             plots=plots,
             progress=lambda done: progress.share(min(done / max(total, 1), 1.0)),
         )
+    serving = result.serving
+    content = {
+        **picked(result, "num_rows num_predicted kinds overall sources by choices memories"),
+        "experts": picked(result.experts, "num_releases overall by memories"),
+        **picked(result, "fits framework_fits source_fits"),
+        "scored": picked(result.scored, "num_runs overall by choices"),
+        "reasons": result.reasons,
+        "settings_passed_over": result.passed_over,
+        **({} if serving is None else {"serving": picked(serving, _SERVING)}),
+    }
     show(
         Document(
-            content=lambda: _flat(_object(result)),
+            content=lambda: _flat(content),
             blocks=lambda: chain(_blocks(result), options.Files().written(output, {"table": out, "figures": plots})),
-            rows=lambda: case_rows([*result.rows, *(result.serving.rows if result.serving is not None else ())]),
+            rows=lambda: case_rows([*result.rows, *(serving.rows if serving is not None else ())]),
         ),
         output,
     )
@@ -104,19 +114,6 @@ def _count_lines(path: Path) -> int:
             return sum(1 for _ in stream)
     except (OSError, ValueError):
         return 0  # the reader raises the error
-
-
-def _object(result: ValidationResult) -> dict[str, object]:
-    serving = result.serving
-    return {
-        **picked(result, "num_rows num_predicted kinds overall sources by choices memories"),
-        "experts": picked(result.experts, "num_releases overall by memories"),
-        **picked(result, "fits framework_fits source_fits"),
-        "scored": picked(result.scored, "num_runs overall by choices"),
-        "reasons": result.reasons,
-        "settings_passed_over": result.passed_over,
-        **({} if serving is None else {"serving": picked(serving, _SERVING)}),
-    }
 
 
 def _flat(value: object) -> Any:

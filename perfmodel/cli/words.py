@@ -94,7 +94,16 @@ class Group:
         words = chosen if isinstance(chosen, Words) else Words(chosen)
         names = words.words()
         ordered = names if words.only else sorted(names, key=_position_in_help)
-        options = {name: _parameter(names[name], name, words) for name in ordered}
+        options = {}
+        for name in ordered:
+            word = names[name]
+            many = (words.several and word.several) or (words.varied and word.is_varied) or word.repeats
+            if many and not word.repeats:
+                help = word.several_help or f"{_help(word, word.otherwise)} [*]"
+            else:
+                help = words.helps.get(name) or _help(word, "" if name in words.defaults else word.otherwise)
+            default = words.defaults.get(name, word.default_text) or None
+            options[name] = _keyword_only(name, _typed(word, name, help=help, many=many), [] if many else default)
         return cls(options, lambda given: words.make({name: value for name, value in given.items() if value is not None}))
 
 
@@ -108,16 +117,6 @@ def largest_of(knobs: tuple[str, ...]) -> Group:
 def _position_in_help(name: str) -> int:
     """Return the position of an option in help; options not in `_ORDER` come last, in record order."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
-
-
-def _parameter(word: Word, name: str, words: Words) -> inspect.Parameter:
-    many = (words.several and word.several) or (words.varied and word.is_varied) or word.repeats
-    default = words.defaults.get(name, word.default_text) or None
-    if many and not word.repeats:
-        help = word.several_help or f"{_help(word, word.otherwise)} [*]"
-    else:
-        help = words.helps.get(name) or _help(word, "" if name in words.defaults else word.otherwise)
-    return _keyword_only(name, _typed(word, name, help=help, many=many), [] if many else default)
 
 
 def _help(word: Word, otherwise: str = "") -> str:

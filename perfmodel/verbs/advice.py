@@ -59,7 +59,10 @@ def advise_on(
     rule: dict[str, Any] = {**memory, "any_framework": any_framework}
     plan = overridden_plan(start.plan, asked, spelled=spelled)
     setting = setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration)
-    table = _table_of(start, setting)
+    table = start.setup.table if start.setup is not None else None
+    if table is None:  # the last and most general one of the plan's profile
+        profile = framework_named(setting.estimator.profile.name)
+        table = next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
     current = predict_in(setting, placed(plan, setting), **memory)
     report(0.1)
     remedies = () if current.fits else remedies_in(setting, current.plan, **rule)
@@ -68,7 +71,10 @@ def advise_on(
     report(0.6)
     search = search_in(setting, Knobs(), {}, top=1, also=(), **rule)
     report(1.0)
-    best = tuple(_with_helpful_settings(plan, changes, memory) for plan in search.plans[:1])
+    best = search.plans[:1]
+    helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in SETTING_NAMES}
+    if best and helpful and (prediction := _with_settings(best[0].plan, helpful, memory)) is not None:
+        best = (prediction,) if prediction.fits and prediction.step_time < best[0].step_time else best
     if best and current.fits and best[0].step_time >= current.step_time * (1 - LEAST_GAIN):
         best = (current,)
     diff, notes = _difference(setting, start, current.plan, best[0].plan, table) if best else ((), ())
@@ -82,14 +88,6 @@ def advise_on(
         remedies=remedies,
         notes=(*notes, *setting.notes),
     )
-
-
-def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
-    """Return the table of the configuration, else the last and most general one of the plan's profile."""
-    if start.setup is not None:
-        return start.setup.table
-    profile = framework_named(setting.estimator.profile.name)
-    return next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
@@ -117,13 +115,6 @@ def _advised(current: Prediction, changes: Mapping[str, Any], prediction: Predic
 
 def _step_time(change: AdvisedChange) -> float:
     return change.prediction.step_time
-
-
-def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
-    """Return the best plan with all settings that help the current one, if it fits and is faster with them."""
-    helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in SETTING_NAMES}
-    prediction = _with_settings(best.plan, helpful, memory) if helpful else None
-    return prediction if prediction is not None and prediction.fits and prediction.step_time < best.step_time else best
 
 
 def _with_settings(plan: Plan, settings: Mapping[str, Any], memory: Mapping[str, Any]) -> Prediction | None:

@@ -72,7 +72,11 @@ def axes_of(system: System) -> dict[str, AxisField]:
         "chip": AxisField(get=attrgetter("cluster.chip.name"), put=_with_chip_named),
         "model": AxisField(get=attrgetter("model.name"), put=_with_model),
     }
-    axes |= _technology_axes(system.spec) if system.spec is not None else {}
+    for path, value in () if system.spec is None else _leaves(system.spec, ()):
+        # the name of a record means its first field: `technology.memory` is its generation
+        short = path[:-1] if path[-1] in ("generation", "link") else path
+        kind = quantity_of(path[-1]) if isinstance(value, float) else ""
+        axes["technology." + ".".join(short)] = AxisField(get=attrgetter(".".join(("spec", *path))), put=_put_spec(path), kind=kind)
     axes |= hardware_axes(system)
     axes |= {
         f"model.{model_field.name}": AxisField(get=attrgetter(f"model.{model_field.name}"), put=_writer("model", model_field.name))
@@ -82,7 +86,7 @@ def axes_of(system: System) -> dict[str, AxisField]:
     words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
     for name in words:
         if name not in _NO_AXIS and name not in knobs:
-            axes[f"job.{name}"] = AxisField(get=attrgetter(f"asked.{name}"), put=_put_request(name))
+            axes[f"job.{name}"] = AxisField(get=attrgetter(f"asked.{name}"), put=_with_chips if name == "chips" else _writer("asked", name))
     for name in knobs:
         record = "asked" if system.is_service else "knobs"
         axes[f"plan.{name}"] = AxisField(get=attrgetter(f"{record}.{name}"), put=_writer(record, name))
@@ -98,15 +102,11 @@ def hardware_axes(system: System) -> dict[str, AxisField]:
             for axis, field in hardware_axes(replace(system, cluster=system.cluster.pools[members[0]])).items()
         }
     axes = {name: AxisField(get=get, put=_put_chip(put), kind=kind) for name, (kind, get, put) in _CHIP.items()}
-    for dtype in system.cluster.chip.peak_flop_rate:
-        axes[f"chip.peak_flop_rate.{dtype}"] = AxisField(
-            get=_get_rate(dtype), put=_put_chip(_with_rate(dtype)), kind=QuantityKind.FLOP_RATE
-        )
+    axes |= {f"chip.peak_flop_rate.{dtype}": _rate_axis(dtype) for dtype in system.cluster.chip.peak_flop_rate}
     for group, is_out in (("scale_up", False), ("scale_out", True)):
         if any(system.cluster.is_scale_out(tier) is is_out for tier in system.cluster.tiers):
-            for name, (kind, read, put_tier) in _TIER.items():
-                if name != "oversubscription" or is_out:
-                    axes[f"network.{group}.{name}"] = AxisField(get=_get_tier(is_out, read), put=_put_tiers(is_out, put_tier), kind=kind)
+            names = [name for name in _TIER if name != "oversubscription" or is_out]
+            axes |= {f"network.{group}.{name}": _tier_axis(is_out, *_TIER[name]) for name in names}
     return axes
 
 
@@ -224,16 +224,6 @@ def spec_of(cluster: object) -> ChipSpec | None:
     return load_chip_spec(name) if is_spec else None
 
 
-def _technology_axes(spec: ChipSpec) -> dict[str, AxisField]:
-    """Return fields of the specification; the name of a record means its first field: `technology.memory` is its generation."""
-    axes: dict[str, AxisField] = {}
-    for path, value in _leaves(spec, ()):
-        short = path[:-1] if path[-1] in ("generation", "link") else path
-        kind = quantity_of(path[-1]) if isinstance(value, float) else ""
-        axes["technology." + ".".join(short)] = AxisField(get=attrgetter(".".join(("spec", *path))), put=_put_spec(path), kind=kind)
-    return axes
-
-
 def _leaves(record: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for record_field in fields(record):
         value = getattr(record, record_field.name)
@@ -266,12 +256,8 @@ def _replaced(record: Any, path: tuple[str, ...], value: Any) -> Any:
     return replace(record, **{first: value})
 
 
-def _put_request(name: str) -> Callable[[System, Any], System]:
-    def put(at: System, value: Any) -> System:
-        cluster = at.cluster.with_chips(read_integer(value, "chips")) if name == "chips" else at.cluster
-        return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
-
-    return put
+def _with_chips(at: System, chips: object) -> System:
+    return replace(at, asked=replace(at.asked, chips=chips), cluster=at.cluster.with_chips(read_integer(chips, "chips")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -332,12 +318,11 @@ def _with_wide_rate(chip: Chip, rate: float) -> Chip:
     return replace(chip, peak_flop_rate={dtype: flop_rate * factor for dtype, flop_rate in chip.peak_flop_rate.items()})
 
 
-def _get_rate(dtype: Dtype) -> Callable[[System], float]:
-    return lambda at: at.cluster.chip.flop_rate(dtype)
+def _rate_axis(dtype: Dtype) -> AxisField:
+    def put(chip: Chip, rate: float) -> Chip:
+        return replace(chip, peak_flop_rate={**chip.peak_flop_rate, dtype: rate})
 
-
-def _with_rate(dtype: Dtype) -> Callable[[Chip, Any], Chip]:
-    return lambda chip, rate: replace(chip, peak_flop_rate={**chip.peak_flop_rate, dtype: rate})
+    return AxisField(get=lambda at: at.cluster.chip.flop_rate(dtype), put=_put_chip(put), kind=QuantityKind.FLOP_RATE)
 
 
 def _with_capacity(chip: Chip, capacity: float) -> Chip:
@@ -370,21 +355,16 @@ _TIER: Mapping[str, _TierField] = {
 }
 
 
-def _group(cluster: Cluster, is_out: bool) -> list[NetworkTier]:
-    return [tier for tier in cluster.tiers if cluster.is_scale_out(tier) is is_out]
+def _tier_axis(is_out: bool, kind: str, get: Callable[[NetworkTier], Any], put: Callable[[NetworkTier, Any], NetworkTier]) -> AxisField:
+    """Return an axis of the outermost tier of scale-out or scale-up."""
 
-
-def _get_tier(is_out: bool, read: Callable[[NetworkTier], Any]) -> Callable[[System], Any]:
-    return lambda at: read(_group(at.cluster, is_out)[-1])
-
-
-def _put_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> Callable[[System, Any], System]:
-    """Return a setter for the outermost tier of the group."""
+    def last(cluster: Cluster) -> NetworkTier:
+        return [tier for tier in cluster.tiers if cluster.is_scale_out(tier) is is_out][-1]
 
     def change(at: System, value: object) -> System:
         check_equal_chips(at.cluster)
-        last = _group(at.cluster, is_out)[-1]
-        tiers = tuple(put(tier, value) if tier is last else tier for tier in at.cluster.tiers)
+        changed_tier = last(at.cluster)
+        tiers = tuple(put(tier, value) if tier is changed_tier else tier for tier in at.cluster.tiers)
         return replace(at, cluster=replace(at.cluster, tiers=tiers))
 
-    return change
+    return AxisField(get=lambda at: get(last(at.cluster)), put=change, kind=kind)

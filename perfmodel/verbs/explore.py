@@ -150,6 +150,8 @@ def explore_waterfall(
     to_precision  precision of a job, or quantization of a service, on the other one; None: as on the first
     metric        of a service: tpot, ttft, latency or throughput
     """
+    from perfmodel.cost.resolve import choose_calibration
+
     system = system_of(asked, knobs, served)
     last = find_cluster(to, system.cluster.num_chips)[1]
     for word, cluster in (("cluster", system.cluster), ("to", last)):
@@ -157,7 +159,10 @@ def explore_waterfall(
             rule = "has several kinds of chips, of which a waterfall cannot change one number at a time into that of the other cluster"
             raise bad_field(word, cluster.name, rule, "search both clusters, or vary the numbers of one kind of chips")
     case = SystemPredictor(metric=metric_of(system, metric), is_searched=True)
-    current = _at(system, calibration=_calibration_of(system))
+    given = system.asked.calibration  # until the last rung the given one, or the best of the first chip
+    if given is None or isinstance(given, Name):
+        given = choose_calibration(system.cluster.chip, given or "")
+    current = _at(system, calibration=given)
     first = prediction = case.predict(current)
     start = previous = case.time(prediction)
     rungs: list[Rung] = []
@@ -167,17 +172,8 @@ def explore_waterfall(
         kept = _kept_time(case, current, plan)
         prediction = case.predict(current)
         time = case.time(prediction)
-        rungs.append(
-            Rung(
-                change=name,
-                before=before,
-                after=after,
-                time=time,
-                factor=previous / time,
-                plan_factor=kept / time,
-                prediction=prediction,
-            )
-        )
+        factors = {"factor": previous / time, "plan_factor": kept / time}
+        rungs.append(Rung(change=name, before=before, after=after, time=time, **factors, prediction=prediction))
         previous = time
         if progress is not None:
             progress((number + 1) / len(changes))
@@ -191,14 +187,6 @@ def explore_waterfall(
 
 def _at(system: System, **words: Any) -> System:
     return replace(system, asked=replace(system.asked, **words))
-
-
-def _calibration_of(system: System) -> Any:
-    """Return the calibration until the last rung: the given one, or the best of the first chip."""
-    from perfmodel.cost.resolve import choose_calibration
-
-    given = system.asked.calibration
-    return choose_calibration(system.cluster.chip, given or "") if given is None or isinstance(given, Name) else given
 
 
 _Change = tuple[str, str, str, Callable[[System], System]]

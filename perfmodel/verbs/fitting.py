@@ -17,7 +17,6 @@ from perfmodel.verbs.setting import Name, load_plan
 
 if TYPE_CHECKING:
     from perfmodel.fitting.result import FittedProfile
-    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.parallel.plan import Plan
 
 #: Fields that apply to all runs whose rows lack them.
@@ -50,7 +49,7 @@ def fit_runs(
     """
     from perfmodel.fitting.account import fit_rows
     from perfmodel.fitting.read import read_rows, rows_of
-    from perfmodel.frameworks.profile import save_profile
+    from perfmodel.frameworks.profile import ExecutionProfile, load_profile, save_profile
 
     if save is not None:
         check_profile_path(save)
@@ -64,11 +63,15 @@ def fit_runs(
     wanted: Sequence[Any] = plan if isinstance(plan, (list, tuple)) else [] if plan is None else [plan]
     plans = [load_plan(file) for file in wanted]
     files = [rows_of(file, f"run {number}") if isinstance(file, Mapping) else read_rows(file) for number, file in enumerate(given, 1)]
+    profile = asked.profile
+    if profile is not None and not isinstance(profile, ExecutionProfile):
+        check_name(profile, "profile", ExecutionProfile, "see `perfmodel profiles`")
+        profile = load_profile(profile)
     fitted = fit_rows(
         files,
         defaults,
         plans=plans,
-        profile=_profile(asked.profile),
+        profile=profile,
         calibration=str(asked.calibration or ""),
         name=Path(save).stem.replace(SEPARATOR, "-") if save is not None else "own",
     )
@@ -81,12 +84,3 @@ def check_profile_path(save: Name) -> None:
     """Raise InputError if the profile could not be saved, before anything is fitted."""
     check_path(save, "save")
     check_can_be_written(Path(save), "save", endings=".yaml .yml", rule=".yaml", remedy="write mine.yaml")
-
-
-def _profile(asked: Any) -> ExecutionProfile | None:
-    from perfmodel.frameworks.profile import ExecutionProfile, load_profile
-
-    if asked is None or isinstance(asked, ExecutionProfile):
-        return asked
-    check_name(asked, "profile", ExecutionProfile, "see `perfmodel profiles`")
-    return load_profile(asked)

@@ -124,18 +124,25 @@ def find_network(
         raise bad_field("inputs", shown(inputs), "must be a text or a list of texts", "write x=float32[8,3,224,224]")
     if isinstance(network, Graph):
         return network, ()
-    text = str(network)
-    if ":" not in text:
-        if inputs:
-            raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
-        return _built_in(text, batch, sizes or {}), ()
-    if batch or sizes:
-        raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
-    from perfmodel.verbs.importing import import_graph
-    from perfmodel.workload.imported.network import network_of
+    text, sizes = str(network), sizes or {}
+    if ":" in text:
+        if batch or sizes:
+            raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
+        from perfmodel.verbs.importing import import_graph
+        from perfmodel.workload.imported.network import network_of
 
-    imported = network_of(import_graph(text, inputs))
-    return imported.network, imported.treatments
+        imported = network_of(import_graph(text, inputs))
+        return imported.network, imported.treatments
+    from perfmodel.verbs.setting import check_sizes, file_reference
+    from perfmodel.workload.networks import load_network
+
+    if inputs:
+        raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
+    if not all(isinstance(name, str) for name in sizes):
+        raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
+    check_sizes(sizes, "batch (--batch)")
+    built_in = load_network(text, batch=batch, **sizes)
+    return (replace(built_in, name=file_reference(text)) if is_path(text) else built_in), ()
 
 
 def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
@@ -165,12 +172,20 @@ def network_setting(
     global_batch   of a step, in place of `batch`: the network is then built at every requested batch
     """
     from perfmodel.foundation.values import choice_of
+    from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.verbs.setting import constants_of, find_cluster, make_setting
-    from perfmodel.workload.networks import load_network
+    from perfmodel.workload.models import load_model
+    from perfmodel.workload.networks import load_network, network_sizes
 
     _, cluster = find_cluster(asked.cluster, asked.chips)
     _, profile = constants_of(cluster, asked.calibration, asked.profile, asked.settings)
-    sizes = _sizes_of_framework(profile, network, sizes)
+    if not isinstance(network, Graph) and ":" not in str(network) and isinstance(sizes or {}, Mapping):
+        # a built-in network has the framework's defaults of attention kernel and dropout, where they are not given
+        defaults = network_sizes(str(network))
+        drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
+        behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
+        overrides = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
+        sizes = overrides | dict(sizes or {})
     found_network, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
     given = dict(sizes or {})
     job = TrainingJob(
@@ -276,21 +291,6 @@ def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Predicti
     from perfmodel.verbs.setting import placed, predict_in
 
     return predict_in(setting, placed(plan, setting), memory_headroom=memory_headroom)
-
-
-def _sizes_of_framework(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
-    """Return the sizes of a built-in network with the framework's defaults of attention kernel and dropout, where these are not given."""
-    from perfmodel.parallel.layout import AttentionKernel
-    from perfmodel.workload.models import load_model
-    from perfmodel.workload.networks import network_sizes
-
-    if isinstance(network, Graph) or ":" in str(network) or not isinstance(sizes or {}, Mapping):
-        return sizes
-    defaults = network_sizes(str(network))
-    drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
-    behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
-    overrides = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
-    return overrides | dict(sizes or {}) if overrides else sizes
 
 
 def _budget(time_limit: float | str | None) -> Budget:
@@ -513,17 +513,6 @@ def network_of_plan(plan: Plan, *, named: str | None = None) -> Graph:
     if model.is_imported:
         return find_network(model.name, inputs=model.inputs)[0]
     return find_network(model.name, batch=plan.micro_batch, sizes=model.sizes)[0]  # type: ignore[arg-type]
-
-
-def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
-    from perfmodel.verbs.setting import check_sizes, file_reference
-    from perfmodel.workload.networks import load_network
-
-    if not all(isinstance(name, str) for name in sizes):
-        raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
-    check_sizes(sizes, "batch (--batch)")
-    network = load_network(name, batch=batch, **sizes)
-    return replace(network, name=file_reference(name)) if is_path(name) else network
 
 
 def run_network_plan(

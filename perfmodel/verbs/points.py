@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.exploration import Point
@@ -26,11 +27,8 @@ _MOST_COLUMNS = 512
 
 def blocks_of(combinations: Sequence[Mapping[str, Any]], columns: Collection[str]) -> Iterator[list[int]]:
     """Yield the indices of points that are predicted together: they differ in columns only."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, values in enumerate(combinations):
-        key = tuple(value for name, value in values.items() if name not in columns)
-        groups.setdefault(key, []).append(number)
-    for numbers in groups.values():
+    others = [tuple(value for name, value in values.items() if name not in columns) for values in combinations]
+    for numbers in grouped(range(len(others)), others.__getitem__).values():
         yield from (numbers[first : first + _MOST_COLUMNS] for first in range(0, len(numbers), _MOST_COLUMNS))
 
 

@@ -5,7 +5,7 @@ The verbs accept single values, lists, and texts such as `64,128`; the command l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ from perfmodel.verbs.setting import (
     setting_of_plan,
 )
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -80,10 +80,15 @@ def with_one_framework(requests: list[Request]) -> list[Request]:
 
     Different frameworks would compare the frameworks and not the chips. CPUs keep their default: it runs on no accelerator.
     """
-    from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE
+    from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE, default_profile
 
     clusters = _once([request.cluster for request in requests if request.profile is None])
-    usual = [_usual_framework(cluster) for cluster in clusters]
+    usual = []
+    for cluster in clusters:
+        try:
+            usual.append(default_profile(find_cluster(cluster, 1)[1].chip))
+        except InputError:
+            usual.append("")  # an unknown cluster is reported when it is loaded
     if len(set(usual) - {CPU_PROFILE, ""}) < 2:
         return requests
     sharing = [cluster for cluster, framework in zip(clusters, usual, strict=True) if framework not in (CPU_PROFILE, "")]
@@ -91,16 +96,6 @@ def with_one_framework(requests: list[Request]) -> list[Request]:
         replace(request, profile=ACCELERATOR_PROFILE) if request.profile is None and request.cluster in sharing else request
         for request in requests
     ]
-
-
-def _usual_framework(cluster: Any) -> str:
-    """Return the default profile of the cluster's chip; empty for an unknown cluster, which is reported when it is loaded."""
-    from perfmodel.cost.resolve import default_profile
-
-    try:
-        return default_profile(find_cluster(cluster, 1)[1].chip)
-    except InputError:
-        return ""
 
 
 def read_risk(given: object) -> float | None:
@@ -198,9 +193,14 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
             placed[index] = _placed(*cases[index], plan, settings)
         except InputError as error:
             outcomes[index] = error
-    for columns in _in_columns(placed):
-        for index, outcome in zip(columns, _predicted([placed[index] for index in columns]), strict=True):
-            outcomes[index] = outcome if isinstance(outcome, InputError) else _answer(placed[index], outcome, plan)
+    groups: dict[tuple[Any, ...], list[int]] = {}  # plans of a group differ in sizes that are columns of one program
+    for index, case in placed.items():
+        rule = case.request.memory_headroom, case.request.risk
+        groups.setdefault((*rule, *case.setting.estimator.shared_by_columns(case.plan)), []).append(index)
+    for indices in groups.values():
+        for begin in range(0, len(indices), _MOST_COLUMNS):
+            columns = indices[begin : begin + _MOST_COLUMNS]
+            outcomes |= zip(columns, _answers([placed[index] for index in columns], plan), strict=True)
     return [outcomes[index] for index in range(len(cases))]
 
 
@@ -253,30 +253,20 @@ _MOST_COLUMNS = 512
 """Plans that are evaluated together, a few MB of arrays."""
 
 
-def _in_columns(placed: Mapping[int, _Placed]) -> Iterator[list[int]]:
-    """Yield the indices of plans that are predicted together: they differ in sizes that are columns of one program."""
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for index, case in placed.items():
-        rule = case.request.memory_headroom, case.request.risk
-        alike.setdefault((*rule, *case.setting.estimator.shared_by_columns(case.plan)), []).append(index)
-    for indices in alike.values():
-        yield from (indices[begin : begin + _MOST_COLUMNS] for begin in range(0, len(indices), _MOST_COLUMNS))
-
-
-def _predicted(columns: Sequence[_Placed]) -> list[Prediction | InputError]:
+def _answers(columns: Sequence[_Placed], plan: Plan | None) -> list[Answer | InputError]:
     """Return the predictions of plans that are columns of one evaluation, or the errors."""
     asked = columns[0].request
     try:
         placed = [(case.setting, case.plan) for case in columns]
-        return list(predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk))
+        predictions = predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk)
     except InputError as error:
-        return [error] if len(columns) == 1 else [prediction for case in columns for prediction in _predicted([case])]
-
-
-def _answer(placed: _Placed, prediction: Prediction, plan: Plan | None) -> Answer:
-    knobs, request = placed.knobs, placed.request
-    given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())
-    return Answer(setting=placed.setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
+        return [error] if len(columns) == 1 else [answer for case in columns for answer in _answers([case], plan)]
+    answers: list[Answer | InputError] = []
+    for case, prediction in zip(columns, predictions, strict=True):
+        given = {*case.knobs.given(), *case.request.described()} | ({"recompute"} if case.knobs.recompute_modules else set())
+        changed = changes(plan, prediction.plan, given) if plan is not None else ()
+        answers.append(Answer(setting=case.setting, prediction=prediction, changes=changed))
+    return answers
 
 
 #: Fields of a request that determine the number of chips, and the number of sequences of a step and their length.
@@ -292,7 +282,11 @@ def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...]
     known = settings.get(key)
     if known is not None and known.estimator.profile.release:  # recipes of a release depend on the batch
         known = None
-    known = None if known is None else _on_chips(known, request)
+    if known is not None and (request.chips is not None or request.nodes is not None):
+        chips = request.chips if request.nodes is None else request.nodes * known.cluster.chips_per_node
+        if chips != known.cluster.num_chips:
+            estimator = known.estimator.on_chips(chips)  # None if more than the number differs
+            known = None if estimator is None else replace(known, cluster=estimator.cluster, estimator=estimator)
     if known is None:
         settings[key] = setting = setting_of_request(request, plan=plan)
         return setting
@@ -304,18 +298,6 @@ def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...]
     return replace(known, estimator=known.estimator.for_job(replace(known.job, global_batch=global_batch, seq_len=seq_len)))
 
 
-def _on_chips(setting: Setting, request: Request) -> Setting | None:
-    """Return the setting with the number of chips of a request; None if more than the number differs."""
-    if request.chips is None and request.nodes is None:
-        return setting
-    cluster = setting.cluster
-    chips = request.chips if request.nodes is None else request.nodes * cluster.chips_per_node
-    if chips == cluster.num_chips:
-        return setting
-    estimator = setting.estimator.on_chips(chips)
-    return None if estimator is None else replace(setting, cluster=estimator.cluster, estimator=estimator)
-
-
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:
     """Return the setting of a request; fields that it lacks are the plan's."""
     from perfmodel.hardware.reader import load_cluster
@@ -324,14 +306,6 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     if request.nodes is not None:
         cluster = request.cluster if request.cluster is not None or plan is None else plan.cluster
         chips = request.nodes * (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).chips_per_node
-    job, calibration = _job_of(request, plan), request.calibration
-    assumed = {"profile": request.profile, "settings": request.settings}
-    if plan is None:
-        return make_setting(job, request.cluster, chips=chips, calibration=calibration, **assumed)
-    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
-
-
-def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     plan_job = plan.job if plan is not None else None
     seq_len = request.seq_len if request.seq_len is not None or plan_job is None else plan_job.seq_len
     batch = request.global_batch
@@ -340,7 +314,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
     plan_routing = plan_job.routing if plan_job else BALANCED
     routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
-    return make_job(
+    job = make_job(
         model,
         global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
         seq_len=seq_len,  # type: ignore[arg-type]
@@ -349,6 +323,10 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
         routing=routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor),
     )
+    assumed = {"calibration": request.calibration, "profile": request.profile, "settings": request.settings}
+    if plan is None:
+        return make_setting(job, request.cluster, chips=chips, **assumed)
+    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, **assumed)
 
 
 def _sequences(tokens: int, seq_len: int) -> int:

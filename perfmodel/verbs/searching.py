@@ -98,11 +98,14 @@ def search_in(
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
     if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):
+        least = result.least_time
+        if result.objective is Objective.MEMORY:  # a lower bound of the memory of every plan that fits [byte]
+            least = result.plans[0].memory["total"] / (1.0 + result.ties) if result.plans else math.inf
         beyond = beyond_framework(
             setting.estimator,
             space,
             best=result.plans[:1],
-            least=result.least_time if result.objective is not Objective.MEMORY else _least_memory(result),
+            least=least,
             objective=result.objective,
             memory_headroom=memory_headroom,
             risk=risk,
@@ -129,11 +132,6 @@ def search_in(
         certainty=tuple(replace(alternative, prediction=named(alternative.prediction)) for alternative in result.certainty),
     )
     return with_run_values(result, setting, run)
-
-
-def _least_memory(result: SearchResult) -> float:
-    """Return a lower bound of the memory of every plan that fits. [byte]"""
-    return result.plans[0].memory["total"] / (1.0 + result.ties) if result.plans else math.inf
 
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_framework: bool = False) -> tuple[Space, AttentionKernel]:

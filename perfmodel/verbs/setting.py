@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -398,7 +399,10 @@ def setting_of_plan(
     measured: Name | None = plan.calibration or None
     notes: list[str] = []
     if cluster is not None:
-        chip, plan_chip = find_cluster(cluster, chips or plan.num_chips)[1].chip, _chip_of(plan)
+        chip = find_cluster(cluster, chips or plan.num_chips)[1].chip
+        plan_chip: Chip | None = None
+        with suppress(InputError):  # the plan's cluster may be unknown
+            plan_chip = find_cluster(plan.cluster, plan.num_chips)[1].chip
         if calibration is None and measured and not (plan_chip and plan_chip.name == chip.name) and not _names_chip(measured, chip.name):
             notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
             measured = None
@@ -415,14 +419,6 @@ def setting_of_plan(
         notes=tuple(notes),
         network_at=network_at,
     )
-
-
-def _chip_of(plan: Plan) -> Chip | None:
-    """Return the chip of a plan; None if its cluster is unknown."""
-    try:
-        return find_cluster(plan.cluster, plan.num_chips)[1].chip
-    except InputError:
-        return None
 
 
 def _names_chip(calibration: Name, chip: str) -> bool:

@@ -70,7 +70,34 @@ class Study:
     zip: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self)
+        known = words_of_verb(self.verb)
+        columns: dict[str, list[Any]] = {}
+        groups = {"fixed": self.fixed, **{f"zip.{number}": group for number, group in enumerate(self.zip)}, "axes": self.axes}
+        for part, group in groups.items():
+            for name, given in group.items():
+                if name not in known:
+                    raise InputError(f"{part}.{name}: {self.verb} has no such argument{suggest(name, known)}")
+                if name in columns:
+                    raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
+                columns[name] = [given] if part == "fixed" else list(given)
+                for value in columns[name]:
+                    _check_value(name, value, known[name])
+            lengths = {name: len(values) for name, values in group.items()} if part.startswith("zip.") else {"": 1}
+            if len(set(lengths.values())) != 1:
+                rule = f"all its arguments must have the same number of values, not {lengths or 'none'}"
+                raise InputError(f"{part}: {rule}; give one for each")
+        if self.version != VERSION:
+            raise bad_field("version", self.version, "is of another release", f"write version: {VERSION}")
+        if self.num_points > MOST_POINTS:
+            raise InputError(f"axes: make {self.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
+        needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_RUN_VERBS, "model cluster chips global_batch seq_len")}
+        has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
+        is_sized = self.verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
+        supplied = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
+        absent = [name for name in needed.get(self.verb, "model cluster chips input_len output_len").split() if name not in supplied]
+        if absent and "plan" not in columns:
+            lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
+            raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -216,36 +243,6 @@ def read_study(study: str | Path | Mapping[str, Any]) -> Study:
         where = str(study)
         data = read_yaml(study if is_path(study) else shipped)
     return record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
-
-
-def _check(study: Study) -> None:
-    known = words_of_verb(study.verb)
-    columns: dict[str, list[Any]] = {}
-    groups = {"fixed": study.fixed, **{f"zip.{number}": group for number, group in enumerate(study.zip)}, "axes": study.axes}
-    for part, group in groups.items():
-        for name, given in group.items():
-            if name not in known:
-                raise InputError(f"{part}.{name}: {study.verb} has no such argument{suggest(name, known)}")
-            if name in columns:
-                raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
-            columns[name] = [given] if part == "fixed" else list(given)
-            for value in columns[name]:
-                _check_value(name, value, known[name])
-        lengths = {name: len(values) for name, values in group.items()} if part.startswith("zip.") else {"": 1}
-        if len(set(lengths.values())) != 1:
-            raise InputError(f"{part}: all its arguments must have the same number of values, not {lengths or 'none'}; give one for each")
-    if study.version != VERSION:
-        raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
-    if study.num_points > MOST_POINTS:
-        raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
-    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_RUN_VERBS, "model cluster chips global_batch seq_len")}
-    has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
-    is_sized = study.verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
-    given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
-    absent = [name for name in needed.get(study.verb, "model cluster chips input_len output_len").split() if name not in given]
-    if absent and "plan" not in columns:
-        lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
-        raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")
 
 
 def _check_value(name: str, value: object, word: Word | None) -> None:

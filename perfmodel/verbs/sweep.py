@@ -16,12 +16,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +81,21 @@ def run_sweep(
     progress  called with the finished share, and a text with points, rate and failures
     """
     wanted = read_study(study)
-    _check_out(out)
+    if out is not None:  # checked before anything is computed
+        check_path(out, "out")
+        check_can_be_written(out, "out", endings=".parquet .csv", rule=".parquet or .csv", remedy="write --out results.parquet")
+        if Path(out).suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+            raise bad_field("out", out, "Parquet files need pyarrow", "install perfmodel[sweep], or write results.csv")
     jobs = _check_engine(engine, None if jobs is None else read_integer(jobs, "jobs"))
     points = list(wanted.points())
     version = data_version()
     files: dict[str, str] = {}
     keys = [_key(wanted.verb, point, version, files) for point in points]
-    with nullcontext() if out is None else _parts(Path(f"{out}.parts")) as folder:
-        known = {} if folder is None else _read_parts(folder, set(keys))
+    folder = None if out is None else Path(f"{out}.parts")
+    with _stored(folder, set(keys)) as known:
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
-        records = _computed(_batches(missing, jobs), wanted.verb, version, folder, jobs=jobs, engine=engine)
+        records = _computed(missing, wanted.verb, version, folder, jobs=jobs, engine=engine)
         for number, record in enumerate(records, 1):
             known[record["key"]] = record
             num_failed += bool(failure_of(record["rows"]))
@@ -100,23 +103,17 @@ def run_sweep(
                 rate = number / max(time.monotonic() - start, 1e-9)
                 done = f"{len(points) - len(missing) + number:,} of {len(points):,} points, {rate:,.2g} a second, {num_failed:,} failed"
                 progress(number / len(missing), done)
-        rows = tuple(_rows(wanted, points, [known[key] for key in keys]))
+        words = words_of_verb(wanted.verb)
+        rows: list[dict[str, Any]] = []
+        for number, (key, point) in enumerate(zip(keys, points, strict=True)):
+            given = {column_of(wanted.verb, name): cell(name, point[name], words[name]) for name in (*wanted.varied, *wanted.fixed)}
+            rows += ({"point": number, **given, **row, "seconds": known[key]["seconds"]} for row in known[key]["rows"])
         work = sum(known[key]["seconds"] for key in dict.fromkeys(keys))
         failures = tuple(filter(None, (failure_of(known[key]["rows"]) for key in keys)))
-        result = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
+        result = SweepResult(study=wanted, rows=tuple(rows), num_computed=len(missing), failures=failures, work_time=work)
         if out is not None:
             write_atomically(out, parquet_of(rows) if Path(out).suffix.lower() == ".parquet" else csv_text(rows))
     return result
-
-
-def _check_out(out: str | Path | None) -> None:
-    """Raise InputError for a table that could not be written, before anything is computed."""
-    if out is None:
-        return
-    check_path(out, "out")
-    check_can_be_written(out, "out", endings=".parquet .csv", rule=".parquet or .csv", remedy="write --out results.parquet")
-    if Path(out).suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise bad_field("out", out, "Parquet files need pyarrow", "install perfmodel[sweep], or write results.csv")
 
 
 def _check_engine(engine: str, jobs: int | None) -> int:
@@ -129,15 +126,6 @@ def _check_engine(engine: str, jobs: int | None) -> int:
     if name == LOCAL and jobs != 1 and not find_spec("joblib"):
         raise InputError("jobs: several processes need joblib; install perfmodel[sweep], or give jobs 1")
     return number_of_cores() if jobs is None else jobs
-
-
-def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each point, overridden by its results."""
-    known = words_of_verb(study.verb)
-    for number, (point, record) in enumerate(zip(points, records, strict=True)):
-        words = {column_of(study.verb, name): cell(name, point[name], known[name]) for name in (*study.varied, *study.fixed)}
-        for row in record["rows"]:
-            yield {"point": number, **words, **row, "seconds": record["seconds"]}
 
 
 # --- Parts: a line for each computed point ---------------------------------------------------------------------------
@@ -165,8 +153,11 @@ def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[st
 
 
 @contextmanager
-def _parts(folder: Path) -> Iterator[Path]:
-    """Create and lock the folder of parts, for one sweep at a time."""
+def _stored(folder: Path | None, wanted: set[str]) -> Iterator[dict[str, dict[str, Any]]]:
+    """Create and lock the folder of parts, for one sweep at a time; yield its records of these keys, without internal errors."""
+    if folder is None:
+        yield {}
+        return
     import fcntl
 
     try:
@@ -176,22 +167,17 @@ def _parts(folder: Path) -> Iterator[Path]:
         raise bad_field("out", folder, f"cannot be made ({error.strerror})", "choose another path") from error
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, unlike flock: not of its workers
-        yield folder
+        records: dict[str, dict[str, Any]] = {}
+        for line in (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()):
+            with suppress(ValueError):  # an unfinished line of a killed process
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
+                    records[record["key"]] = record
+        yield records
     except BlockingIOError:
         raise bad_field("out", folder.stem, "another sweep is writing it", "wait for it or choose another path") from None
     finally:
         os.close(lock)
-
-
-def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the records of these keys, without internal errors. An unfinished line of a killed process is skipped."""
-    records = {}
-    for line in (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()):
-        with suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
-                records[record["key"]] = record
-    return records
 
 
 def _append(folder: Path, lines: Iterable[str]) -> None:
@@ -209,19 +195,14 @@ def _append(folder: Path, lines: Iterable[str]) -> None:
 _Batch = list[tuple[str, dict[str, Any]]]
 
 
-def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> list[_Batch]:
-    """Return batches of neighbouring points, which share the compiled programs of a job."""
-    groups = grouped(missing.items(), lambda entry: json.dumps({name: entry[1][name] for name in sorted(entry[1].keys() - {*_ALIKE})}))
-    size = min(max(len(missing) // (_BATCHES_PER_JOB * jobs), 1), _MOST_TOGETHER)
-    return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
-
-
 def _computed(
-    batches: Iterable[_Batch], verb: SweptVerb, version: str, folder: Path | None, *, jobs: int, engine: str
+    missing: Mapping[str, dict[str, Any]], verb: SweptVerb, version: str, folder: Path | None, *, jobs: int, engine: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each point, in the order of completion. On one machine the process that computes a point stores it."""
-    if engine == LOCAL and jobs == 1:
-        batches = [[point] for point in chain.from_iterable(batches)]
+    # a batch has neighbouring points, which share the compiled programs of a job
+    groups = grouped(missing.items(), lambda entry: json.dumps({name: entry[1][name] for name in sorted(entry[1].keys() - {*_ALIKE})}))
+    size = 1 if engine == LOCAL and jobs == 1 else min(max(len(missing) // (_BATCHES_PER_JOB * jobs), 1), _MOST_TOGETHER)
+    batches = [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
     kept_in = folder if engine == LOCAL else None
     compute = partial(_compute, verb=verb, version=version, folder=kept_in)
     when_killed = "computed points are kept; run the sweep again with fewer"

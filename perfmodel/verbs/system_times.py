@@ -48,7 +48,18 @@ class SystemPredictor:
         """Predict a system with its plan, the best one, or the fixed one in `held`. Raises InputError."""
         asked = _placed(system)
         if isinstance(asked, ServingRequest):
-            return self._serve(asked, held)
+            from perfmodel.cost.serving.simulated import predict_served
+            from perfmodel.verbs.serving.predict import serve_asked
+            from perfmodel.verbs.serving.search import search_asked
+            from perfmodel.verbs.serving.setting import serving_setting
+
+            if isinstance(held, ServingPlan):
+                service = serving_setting(asked)
+                return predict_served(service.estimator, service.job, held.layout)
+            if not self.is_searched:
+                return serve_asked(asked)[1]
+            objective = "throughput" if self.metric == "throughput" else "latency"
+            return search_asked(asked, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
         from perfmodel.verbs.overrides import overridden
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.searching import search_in
@@ -94,20 +105,6 @@ class SystemPredictor:
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
         return [annotated(prediction, setting) for prediction in estimator.predict_columns([plan] * len(systems), **rule)]
-
-    def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
-        from perfmodel.cost.serving.simulated import predict_served
-        from perfmodel.verbs.serving.predict import serve_asked
-        from perfmodel.verbs.serving.search import search_asked
-        from perfmodel.verbs.serving.setting import serving_setting
-
-        if isinstance(held, ServingPlan):
-            setting = serving_setting(asked)
-            return predict_served(setting.estimator, setting.job, held.layout)
-        if not self.is_searched:
-            return serve_asked(asked)[1]
-        objective = "throughput" if self.metric == "throughput" else "latency"
-        return search_asked(asked, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
 
     def time(self, prediction: Prediction | ServingPrediction) -> float:
         """Return the metric's time. [s]"""

@@ -161,12 +161,18 @@ def _read(data: Mapping[str, Any]) -> PageRequest:
     asked: dict[str, Any] = {name: value for name, value in words.items() if name in words_of(Request)}
     chosen: dict[str, Any] = {name: value for name, value in words.items() if name not in asked}
     pasted, start = options.get("config"), None
-    if pasted is not None and (model := _model_of(pasted)) is not None:
-        if "model" in asked:
-            raise InputError(f"model={asked['model']}: cannot be given with a pasted config.json; leave out one of them")
-        asked["model"] = model
-    elif pasted is not None:
-        start = _start_of(pasted, tuple(sorted(asked.items())))
+    if pasted is not None:
+        try:
+            parsed = json.loads(pasted)
+        except (ValueError, RecursionError):
+            parsed = None
+        if isinstance(parsed, Mapping) and ({"model_type", "architectures"} & parsed.keys() or is_saved_graph(parsed)):
+            model = read_config(parsed)
+            if "model" in asked:
+                raise InputError(f"model={asked['model']}: cannot be given with a pasted config.json; leave out one of them")
+            asked["model"] = model
+        else:
+            start = _start_of(pasted, tuple(sorted(asked.items())))
     resolved = make_requests(Request(**asked), of_plan=start is not None)
     if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
@@ -184,17 +190,6 @@ def _value(name: str, value: str | int | float | bool) -> str | int | float | bo
             if is_file and "\0" not in part and os.path.exists(part):
                 raise bad_field(name, shown(value), "is a file, which the page does not read", "paste what it holds")
     return value
-
-
-def _model_of(text: str) -> Any:
-    """Return the model of a pasted config.json; None for another text."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, Mapping) or not ({"model_type", "architectures"} & data.keys() or is_saved_graph(data)):
-        return None
-    return read_config(data)
 
 
 @lru_cache(maxsize=8)
