@@ -85,6 +85,9 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = summed(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED))
+    # terms of a redistribution count if its group has more than one rank
+    live = amount[program.peaks.amount] * program.peaks.factor * counts_across(program.peaks.group, sizes)
+    moments = np.add.reduceat(live, program.peaks.starts, axis=0)
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,
@@ -96,7 +99,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
-        peaks=_peaks(program, amount, sizes),
+        peaks=np.asarray(np.maximum.reduceat(moments, program.peaks.of, axis=0)),
         flops=product_flops(program.rows, amount),
         host_bandwidth=machine.host.bandwidth,
         host_is_chip=machine.host.is_chip,
@@ -123,13 +126,6 @@ def _launches(program: Program, amount: Array, sizes: Array) -> Array:
         launches[forward] += by_hand
         launches[backward] += by_hand
     return launches
-
-
-def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
-    """Return the largest moment of each case. Terms of a redistribution count if its group has more than one rank."""
-    peaks = program.peaks
-    moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts_across(peaks.group, sizes), peaks.starts, axis=0)
-    return np.asarray(np.maximum.reduceat(moments, peaks.of, axis=0))
 
 
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:
