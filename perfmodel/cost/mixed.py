@@ -169,7 +169,10 @@ class _Mixed:
         spread = self.joined if len(self.pipelines) > 1 else self.estimators
         self.shared = tuple(self.columns) if spread is self.estimators else tuple(plan_columns(of_pool, [plan]) for of_pool in spread)
         self.spread = spread
-        self.regions = [self._regions(columns) for columns in self.columns]
+        self.regions: list[RegionTimes] = []
+        for columns in self.columns:
+            make = partial(region_times, columns.micro, estimator.profile, plan.recompute, columns.grid.degree["tp"])
+            self.regions.append(columns.once(columns.micro, ("regions", plan.recompute), make))
         self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp)
 
     @cached_property
@@ -209,7 +212,10 @@ class _Mixed:
         crossing = self.joined if len(order) > 1 else self.spread
         hop = slowest_stage([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
 
-        on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
+        on: dict[int, Stages] = {}
+        for pool in dict.fromkeys(order):
+            runs = [runs for runs, of_rank in zip(self.runs, pipelines.pools, strict=True) if of_rank == pool]
+            on[pool] = replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (*runs, *runs))  # at least two ranks
 
         def time_outside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
@@ -229,16 +235,6 @@ class _Mixed:
 
         return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
-    def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
-        """Return the stages on one pool, with at least two distinct ranks."""
-        runs = [runs for runs, on in zip(self.runs, pipelines.pools, strict=True) if on == pool]
-        return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
-
-    def _regions(self, columns: PlanColumns) -> RegionTimes:
-        profile, recompute = self.estimator.profile, self.plan.recompute
-        make = partial(region_times, columns.micro, profile, recompute, columns.grid.degree["tp"])
-        return columns.once(columns.micro, ("regions", recompute), make)
-
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
         of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
         # pools of one host are joined by fewer tiers than each has by itself
@@ -254,7 +250,23 @@ class _Mixed:
             for rank, pool in enumerate(pipelines.pools):
                 if rank not in ranks.setdefault(pool, []):
                     ranks[pool].append(rank)
-        return {pool: (on, self._memory(pool, on)) for pool, on in sorted(ranks.items())}
+        memories = {}
+        for pool, on in sorted(ranks.items()):
+            estimator = self.estimators[pool]
+            row = evaluate_memory(estimator, self.plan, self.columns[pool])
+            if self.plan.layout.pp > 1:
+                distinct = on if len(on) > 1 else [*on, *on]
+                held = [held_on_rank(estimator, self.plan, rank, row=row) for rank in distinct]
+                stages = replace(row.of.stages, runs=tuple(self.runs[rank] for rank in distinct))
+                row = replace(
+                    row,
+                    of=replace(row.of, stages=stages, static=[holding.static for _, holding, _ in held]),
+                    kept=[kept for *_, kept in held],
+                    ranks=tuple(holding for _, holding, _ in held),
+                    total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
+                )
+            memories[pool] = on, row
+        return memories
 
     def fuller_than_usable(self) -> dict[int, float]:
         """Return the pipeline ranks that exceed the usable memory of their chips, with needed over usable memory."""
@@ -265,21 +277,6 @@ class _Mixed:
                 if ratio > 1.0:
                     ratios[rank] = max(ratio, ratios.get(rank, 0.0))
         return ratios
-
-    def _memory(self, pool: int, ranks: Sequence[int]) -> MemoryRow:
-        row = evaluate_memory(self.estimators[pool], self.plan, self.columns[pool])
-        if self.plan.layout.pp == 1:
-            return row
-        ranks = ranks if len(ranks) > 1 else (*ranks, *ranks)
-        held = [held_on_rank(self.estimators[pool], self.plan, rank, row=row) for rank in ranks]
-        stages = replace(row.of.stages, runs=tuple(self.runs[rank] for rank in ranks))
-        return replace(
-            row,
-            of=replace(row.of, stages=stages, static=[holding.static for _, holding, _ in held]),
-            kept=[kept for *_, kept in held],
-            ranks=tuple(holding for _, holding, _ in held),
-            total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
-        )
 
 
 def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
@@ -383,15 +380,15 @@ def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
     """Return the micro-batch columns that a report reads, by region."""
-    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
-    some: dict[str, Any] = {
-        name: None if (values := [getattr(part, name) for part in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
-    }
-    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows, **some)
+    names = [name for name in _ROWS if getattr(parts[0], name) is not None]
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows)
 
 
-_ROWS = ("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops")
-_OPTIONAL_ROWS = ("waits", "concurrent", "weight_gradients")
+_ROWS = (
+    *("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops"),
+    *("waits", "concurrent", "weight_gradients"),
+)
 
 
 def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:

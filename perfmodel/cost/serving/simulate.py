@@ -202,7 +202,15 @@ class _Run:
             while self.events and self.events[0][0] <= self.now:
                 _, _, action, arguments = heappop(self.events)
                 action(*arguments)
-            self._assign()
+            while self.transferred:  # to the decode worker with the fewest requests
+                engine = min(self.decoding, key=lambda candidate: candidate.num_requests)
+                if engine.num_requests >= engine.slots:
+                    break
+                request = self.transferred.popleft()
+                engine.join(request, self.now)
+                if request.output <= 1:
+                    engine.joining.pop()
+                    self._answered(request, engine)
             until = self.events[0][0] if self.events else float("inf")
             if len(self.engines) > 1:  # steps of others may end earlier
                 until = self.now
@@ -254,18 +262,6 @@ class _Run:
         engine.link_free = max(begun + sending, self.now + sending / layers)
         self.engines.sort(key=lambda other: other.link_free)  # the next prompt goes to the free worker whose links are free first
         self._at(engine.link_free + _one(handover.latency), self.transferred.append, request)
-
-    def _assign(self) -> None:
-        """Give transferred requests to the decode workers with free slots."""
-        while self.transferred:
-            engine = min(self.decoding, key=lambda candidate: candidate.num_requests)
-            if engine.num_requests >= engine.slots:
-                return
-            request = self.transferred.popleft()
-            engine.join(request, self.now)
-            if request.output <= 1:
-                engine.joining.pop()
-                self._answered(request, engine)
 
     def _answered(self, request: DrawnRequest, engine: SimulatedEngine) -> None:
         """Record a completed request, and send the client's next one."""

@@ -133,10 +133,26 @@ class SimulatedEngine:
         """End the step; return the requests with all their tokens, still to be released, and those whose prompt is prefilled."""
         self.is_stepping = False
         self.steps += self.num_steps
-        answered = self._decode(now) if self.decoding else []
         prefilled = [request for request in self.pieces if request.left <= 0]
         for _ in prefilled:
             self.prefilling.popleft()
+        if not self.decoding:
+            return [], prefilled
+        self.decoded += self.num_steps
+        if self.chunked or self.num_steps > 1:
+            self.gaps.append((self.taken / self.num_steps, self.decoding * self.num_steps))
+        else:
+            old = self.decoding - len(self.fresh)
+            if old > 0:
+                self.gaps.append((now - self.last_decode, old))
+            self.gaps.extend((now - last, 1) for last in self.fresh)
+            self.fresh.clear()
+        self.last_decode = now
+        answered = [
+            request
+            for request in dict.fromkeys(self.ending.pop(self.decoded, ()))  # a preempted one may end when it would have
+            if self.running.get(request.number) is request and request.joined + request.steps == self.decoded
+        ]
         return answered, prefilled
 
     def start(self, request: DrawnRequest, since: float) -> bool:
@@ -225,24 +241,6 @@ class SimulatedEngine:
         self.used += need
         self.prefilling.append(self.waiting.popleft())
         return True
-
-    def _decode(self, now: float) -> list[DrawnRequest]:
-        """Add the tokens of a step to all sequences that decode in it; return the requests that it completes."""
-        self.decoded += self.num_steps
-        if self.chunked or self.num_steps > 1:
-            self.gaps.append((self.taken / self.num_steps, self.decoding * self.num_steps))
-        else:
-            old = self.decoding - len(self.fresh)
-            if old > 0:
-                self.gaps.append((now - self.last_decode, old))
-            self.gaps.extend((now - last, 1) for last in self.fresh)
-            self.fresh.clear()
-        self.last_decode = now
-        return [
-            request
-            for request in dict.fromkeys(self.ending.pop(self.decoded, ()))  # a preempted one may end when it would have
-            if self.running.get(request.number) is request and request.joined + request.steps == self.decoded
-        ]
 
     def release(self, request: DrawnRequest) -> None:
         """Remove a running request, with its cache."""
