@@ -88,6 +88,13 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     # terms of a redistribution count if its group has more than one rank
     live = amount[program.peaks.amount] * program.peaks.factor * counts_across(program.peaks.group, sizes)
     moments = np.add.reduceat(live, program.peaks.starts, axis=0)
+    launches = np.repeat(program.launches, amount.shape[1], axis=1)
+    for at, group, number in program.launches_across:
+        launches[at] += number * has_several(group, sizes)
+    for forward, backward, matrices in program.softmaxes:
+        by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
+        launches[forward] += by_hand
+        launches[backward] += by_hand
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,
@@ -95,7 +102,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         streaming=times.streaming,
         communication=times.communication,
         collectives=collective_launches(program.rows, sizes),
-        launches=_launches(program, amount, sizes),
+        launches=launches,
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
@@ -115,17 +122,6 @@ def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array
     amount, sizes = amount_values(rows.amounts, grid, microbatch, seq_len)
     times = row_times(rows, machine, members_inside(rows, grid), amount, sizes)
     return (times.matmul + times.attention) + times.streaming
-
-
-def _launches(program: Program, amount: Array, sizes: Array) -> Array:
-    launches = np.repeat(program.launches, amount.shape[1], axis=1)
-    for at, group, number in program.launches_across:
-        launches[at] += number * has_several(group, sizes)
-    for forward, backward, matrices in program.softmaxes:
-        by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
-        launches[forward] += by_hand
-        launches[backward] += by_hand
-    return launches
 
 
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:

@@ -236,12 +236,12 @@ class _Mixed:
         return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
-        of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
+        seq_len, scattered = float(self.plan.job.seq_len), columns.is_scattered
         # pools of one host are joined by fewer tiers than each has by itself
         grid = columns.grid if len(estimator.cluster.tiers) == len(columns.grid.hop) else plan_columns(estimator, [self.plan]).grid
-        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=grid, seq_len=seq_len)
-        tp, scattered = columns.grid.degree["tp"], columns.is_scattered
-        return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
+        of, tp, profile, machine = columns.micro, columns.grid.degree["tp"], estimator.profile, estimator.machine
+        make = partial(hop_time, of.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=scattered)
+        return estimator.once(of, ("hop", *columns.once.layout), make)
 
     def memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
         """Return the pipeline ranks on each pool, and their memory."""

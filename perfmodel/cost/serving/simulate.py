@@ -245,8 +245,13 @@ class _Run:
             engine.release(request)
             self._answered(request, engine)
         for request in prefilled:
-            if self.handover is not None:
-                self._transfer(request, engine, self.handover)
+            if (handover := self.handover) is not None:
+                # caches are sent one after another; all layers but the last may be sent during the prefill
+                layers, sending = _one(handover.layers), _one(handover.token_bytes) * request.cached / _one(handover.bandwidth)
+                begun = max(engine.link_free, self.now - (1 - 1 / layers) * (self.now - request.begun))
+                engine.link_free = max(begun + sending, self.now + sending / layers)
+                self.engines.sort(key=lambda other: other.link_free)  # the next prompt goes to the free worker whose links are free first
+                self._at(engine.link_free + _one(handover.latency), self.transferred.append, request)
                 continue
             if request.first < 0:
                 request.first = self.now
@@ -254,14 +259,6 @@ class _Run:
                 self.gaps.append((self.now - request.last, 1))
             if not engine.start(request, self.now):
                 self._answered(request, engine)
-
-    def _transfer(self, request: DrawnRequest, engine: SimulatedEngine, handover: Handover) -> None:
-        """Send the cache of a prompt after those before it; all layers but the last may be sent during the prefill."""
-        layers, sending = _one(handover.layers), _one(handover.token_bytes) * request.cached / _one(handover.bandwidth)
-        begun = max(engine.link_free, self.now - (1 - 1 / layers) * (self.now - request.begun))
-        engine.link_free = max(begun + sending, self.now + sending / layers)
-        self.engines.sort(key=lambda other: other.link_free)  # the next prompt goes to the free worker whose links are free first
-        self._at(engine.link_free + _one(handover.latency), self.transferred.append, request)
 
     def _answered(self, request: DrawnRequest, engine: SimulatedEngine) -> None:
         """Record a completed request, and send the client's next one."""

@@ -113,8 +113,16 @@ class SimulatedEngine:
         decodes = bool(self.running) and (self.chunked or not self.pieces)
         if not (self.pieces or decodes):
             return 0.0
-        if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
-            self._evict(now)
+        while decodes and not self.reserves and len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
+            # the cache is full: the request admitted last returns to the head of the queue and is recomputed with its answer
+            request = next(reversed(self.running.values()))
+            generated = (self.decoded - request.joined) * request.growth
+            self.release(request)
+            request.emitted += round(generated)
+            request.left, request.cached = request.held + generated, 0.0
+            request.last = now
+            self.waiting.appendleft(request)
+            self.preemptions += 1
         sequences = self.decoding = len(self.running) if decodes else 0
         self.num_steps, taken = 1, 0.0
         if decodes and not self.pieces:
@@ -251,18 +259,3 @@ class SimulatedEngine:
         self.used -= request.reserved + (0.0 if self.reserves else grown)
         if not self.running:
             self.cached = self.growth = 0.0
-
-    def _evict(self, now: float) -> None:
-        """Preempt the requests admitted last while the cache is full.
-
-        They return to the head of the queue and are recomputed with their answers.
-        """
-        while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
-            request = next(reversed(self.running.values()))
-            generated = (self.decoded - request.joined) * request.growth
-            self.release(request)
-            request.emitted += round(generated)
-            request.left, request.cached = request.held + generated, 0.0
-            request.last = now
-            self.waiting.appendleft(request)
-            self.preemptions += 1
