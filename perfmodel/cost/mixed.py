@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -374,8 +375,8 @@ def _layers_by_speed(number: int, layer_times: Sequence[float], end_times: Seque
 # --- terms of several pools, one after another ------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(value for part in parts for value in part)
+def _joined_fields(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: tuple(chain(*(getattr(part, name) for part in parts))) for name in names}
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
@@ -392,38 +393,22 @@ _ROWS = (
 
 
 def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
-    free = any(part.free_forward for part in parts)
-    return RegionTimes(
-        forward=_joined([part.forward for part in parts]),
-        backward=_joined([part.backward for part in parts]),
-        free_forward=_joined([part.window_forward for part in parts]) if free else (),
-        free_backward=_joined([part.window_backward for part in parts]) if free else (),
-        ends=_joined([part.ends for part in parts]),
-        weights=_joined([part.weights for part in parts]),
-    )
+    regions = RegionTimes(**_joined_fields(parts, ("forward", "backward", "ends", "weights")))
+    if not any(part.free_forward for part in parts):
+        return regions
+    free = _joined_fields(parts, ("window_forward", "window_backward"))
+    return replace(regions, free_forward=free["window_forward"], free_backward=free["window_backward"])
 
 
 def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
-    first = parts[0]
-
-    def by_event(name: str) -> dict[str, tuple[Any, ...]]:
-        return {times: _joined([getattr(part, name)[times] for part in parts]) for times in getattr(first, name)}
-
-    def by_region(name: str) -> tuple[Any, ...]:
-        return _joined([getattr(part, name) for part in parts])
-
+    joined = _joined_fields(parts, ("publish", "full", "shard", "padded", "summed"))
+    for name in ("gather_forward", "gather_backward", "tp_sum", "reduce"):  # by how often they happen
+        events = [getattr(part, name) for part in parts]
+        joined[name] = {times: tuple(chain(*(by_times[times] for by_times in events))) for times in events[0]}
     frozen = [part.frozen for part in parts if part.frozen is not None]
     casts = [part.casts for part in parts if part.casts is not None]
-    events: dict[str, Any] = {name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")}
-    regions: dict[str, Any] = {name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")}
-    return replace(
-        first,
-        **events,
-        **regions,
-        frozen=_fields_of(FrozenBytes, frozen, ("full", "shard", "padded"), tied=frozen[0].tied) if frozen else None,
-        casts=_fields_of(CastTimes, casts, ("first", "forward", "backward", "update")) if casts else None,
-    )
-
-
-def _fields_of(kind: Any, parts: Sequence[Any], names: Sequence[str], **others: Any) -> Any:
-    return kind(**{name: _joined([getattr(part, name) for part in parts]) for name in names}, **others)
+    if frozen:
+        joined["frozen"] = FrozenBytes(**_joined_fields(frozen, ("full", "shard", "padded")), tied=frozen[0].tied)
+    if casts:
+        joined["casts"] = CastTimes(**_joined_fields(casts, ("first", "forward", "backward", "update")))
+    return replace(parts[0], **joined)

@@ -366,9 +366,9 @@ class _Compilation:
             weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
             inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
             ends = {region.name for region in self.graph.regions if not region.is_block}
-            held = [(it.region, it.tensor, it.amount) for it in kept if it.region in ends and (it.region, it.tensor) in inputs]
-            held += [(op.layer, op.output.tensor, self.run.operand_bytes(op, op.output)) for op in weighted]
-            tensors += [(region, "postponed", tensor, amount) for region, tensor, amount in held]
+            held = [saved for saved in kept if saved.region in ends and (saved.region, saved.tensor) in inputs]
+            tensors += [(saved.region, "postponed", saved.tensor, saved.amount) for saved in held]
+            tensors += [(op.layer, "postponed", op.output.tensor, self.run.operand_bytes(op, op.output)) for op in weighted]
         rows = []
         for region_name, name, tensor, amount in tensors:
             number = self.region_index[region_name] * len(SAVED) + SAVED.index(name)
