@@ -148,10 +148,16 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    rows = [first] if len({_form(plan) for plan in plans}) == 1 else plans
+    # the fields that determine a plan's row of the grid and its stages
+    forms = {(plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp) for plan in plans}
+    rows = [first] if len(forms) == 1 else plans
     grid, stage_layers = _placed(estimator, rows)
     lengths = column_of(plan.job.seq_len for plan in plans)
-    once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
+    once = _Once(estimator=estimator, is_single=first.assignment is not None or grid.num_rows * len(lengths) == 1)
+    if once.is_single and first.assignment is None:  # the program of an assignment belongs to one mesh
+        depends_on = microbatch_depends_on(grid, profile), parameters_depend_on(grid)
+        microbatch, layout = (tuple(np.concatenate(columns).tolist()) for columns in depends_on)
+        once = replace(once, microbatch=microbatch, layout=layout)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
     )
@@ -174,11 +180,6 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,
     )
-
-
-def _form(plan: Plan) -> tuple[Any, ...]:
-    """Return the fields of a plan that determine its row of the grid and its stages."""
-    return plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp
 
 
 def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
@@ -255,25 +256,11 @@ class _Once:
 
     estimator: Estimator
     is_single: bool
-    microbatch: tuple[float, ...]
-    layout: tuple[float, ...]
+    microbatch: tuple[float, ...] = ()
+    layout: tuple[float, ...] = ()
 
     def __call__(self, of: object, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         return self.estimator.once(of, depends_on, make) if self.is_single else make()
-
-
-def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool, is_single: bool) -> _Once:
-    if is_assigned:
-        # the program belongs to one assignment on one mesh
-        return _Once(estimator=estimator, is_single=True, microbatch=(), layout=())
-    if not is_single:
-        return _Once(estimator=estimator, is_single=False, microbatch=(), layout=())
-    return _Once(
-        estimator=estimator,
-        is_single=True,
-        microbatch=tuple(np.concatenate(microbatch_depends_on(grid, estimator.profile)).tolist()),
-        layout=tuple(np.concatenate(parameters_depend_on(grid)).tolist()),
-    )
 
 
 def column_of(values: Iterable[float]) -> NDArray[np.float64]:

@@ -52,7 +52,7 @@ def collective_time(
     Tiers work at the same time on different chunks: the slowest sets the pace. In one tier all three are p V (n - 1) / n.
     With in-switch reduction (`switch_fraction`), the time of the bytes is at most that of V, whatever n.
     If the library has it (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
-    Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `machine._torus_slowdown`.
+    Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `link_rates._torus_slowdown`.
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling). Base, steps or ramp and the achieved
     fraction of B_i are fitted to NCCL (or gloo), whose choice of algorithm and protocol they contain. The steps l and J are at the sizes
@@ -115,11 +115,8 @@ def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Array, l
         latency = latency + _protocol_time(chunk, crossed, latency, protocols)
         sent = sent + protocols[0] * (crossed * chunk)
     seconds = inverse_bandwidth
-    if np.max(links.mesh[0]) > 1:
-        seconds = seconds * _mesh_slowdown(peers, links.mesh[0])
-    if links.torus[0][0].size:
-        rings, exchanges = _torus_slowdown(n, links, 0)
-        seconds = seconds * np.where(pairwise > 0, exchanges, rings)
+    if np.max(links.mesh[0]) > 1 or links.torus[0][0].size:
+        seconds = seconds * _tier_slowdown(n, pairwise, links, 0)
     moving = sent * seconds
     if links.has_in_switch:
         moving = np.minimum(moving, num_bytes * in_switch)
@@ -169,7 +166,8 @@ def _nested_time(
         sent[tier] += steps[0] * (crossed[tier] * chunk)
     seconds = inverse_bandwidth
     if any(np.max(mesh) > 1 for mesh in links.mesh) or any(rings.size for rings, _ in links.torus):
-        seconds = seconds * _topology_slowdown(branches, pairwise, links)
+        slowdowns = [_tier_slowdown(branches[tier], pairwise[tier], links, tier) for tier in range(len(inside))]
+        seconds = seconds * np.stack(np.broadcast_arrays(*slowdowns))
     moving = sent * seconds
     if links.has_in_switch:
         moving = np.minimum(moving, num_bytes * in_switch)
@@ -201,24 +199,13 @@ def _tree_levels(branches: Column) -> Any:
     return np.frexp(branches - 0.5)[1]
 
 
-def _mesh_slowdown(peers: Column, mesh: Column) -> Any:
-    """Return the slow-down of a full mesh with few peers: a chip reaches each peer by its own link, and the other links idle. [-]"""
-    return np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
+def _tier_slowdown(members: Column, pairwise: Column, links: LinkRates, tier: int) -> Any:
+    """Return the slow-down of a torus or a full mesh by the members of a group in a domain; 1 on a switch. [-]
 
-
-def _torus_slowdown(members: Column, links: LinkRates, tier: int) -> tuple[Any, Any]:
+    In a full mesh a chip reaches each peer by its own link: with few peers the other links idle.
+    """
     rings, exchanges = links.torus[tier]
-    index = np.minimum(np.asarray(members).astype(np.int64), rings.size - 1)
-    return rings[index], exchanges[index]
-
-
-def _topology_slowdown(branches: Array, pairwise: Array, links: LinkRates) -> Any:
-    shape = np.broadcast_shapes(branches.shape, pairwise.shape)
-    slowdown = np.ones(shape)
-    for tier in range(len(links.mesh)):
-        if links.torus[tier][0].size:
-            rings, exchanges = _torus_slowdown(branches[tier], links, tier)
-            slowdown[tier] = np.where(pairwise[tier] > 0, exchanges, rings)
-        else:
-            slowdown[tier] = _mesh_slowdown(branches[tier] - 1.0, links.mesh[tier])
-    return slowdown
+    if rings.size:
+        index = np.minimum(np.asarray(members).astype(np.int64), rings.size - 1)
+        return np.where(pairwise > 0, exchanges[index], rings[index])
+    return np.maximum(links.mesh[tier] / np.maximum(members - 1.0, 1.0), 1.0)

@@ -32,7 +32,7 @@ from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
+from perfmodel.workload.graph import Data, Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
 from perfmodel.workload.routing import Once, RankRows, RoutingCounts
 
@@ -115,12 +115,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
     """Return the counts of the rank at `coordinates` (its index on each axis). routing: token counts; None: even routing."""
     received: tuple[int, ...] = ()
     if routing is not None:
-        received = routing.received(expert_rank(plan, coordinates))
-        mean = sum(map(sum, routing.rows)) / len(routing.rows)
-        # a rank that receives no tokens must not make dims of size 0 elsewhere
-        rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
-        if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
-            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, coordinates), mean))
+        rank = expert_rank(plan, coordinates)
+        received, rows = routing.received(rank), _routed_rows(plan, routing, rank)
         estimator = replace(estimator, programs=replace(estimator.programs, rank_rows=rows, compiled=Compiled()))
     program = estimator.programs.program_of(plan)
     grid = make_grid(
@@ -131,13 +127,18 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
         folding=[plan.folding],
     )
     counts = RankCounts()
-    times = _times(estimator, program.regions, plan, coordinates["pp"])
+    runs = rank_runs(program.regions, plan.stage_layers, plan.layout.pp, coordinates["pp"])
+    again = recomputed_phases(plan.recompute, estimator.profile)
+    times = [  # of each segment of the program on this pipeline rank in a step
+        plan.num_microbatches * int(number) * (2 if region.is_block and phase in again else 1)
+        for number, region in zip(runs, program.regions, strict=True)
+        for phase in PHASES
+    ]
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     amount = values[:, 0]
     _count_flops(counts, program, plan, coordinates, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)
-    _count_activations(counts, program, mesh, amount, times)
-    _count_sends(counts, program, plan, coordinates["pp"], amount)
+    _count_exchanges(counts, program, plan, mesh, coordinates["pp"], amount, times)
     _Parameters(estimator.profile, plan, mesh, mesh.fine_indices(coordinates), program.parameters, program.regions, grid).count(counts)
     for_chunk = _with_keys_seen(estimator, plan, coordinates["cp"])
     counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(for_chunk, plan, coordinates["pp"])
@@ -145,15 +146,20 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
     return counts
 
 
-def _once(plan: Plan, routing: RoutingCounts, rank: int, mean: float) -> Once:
-    """Return the tokens that the rank sends and receives if each token is sent once to each rank."""
+def _routed_rows(plan: Plan, routing: RoutingCounts, rank: int) -> RankRows:
+    """Return the rows of a rank's experts over the mean, and with FLEX the tokens that it sends and receives, once to each rank."""
+    mean, received = sum(map(sum, routing.rows)) / len(routing.rows), sum(routing.received(rank))
+    # a rank that receives no tokens must not make dims of size 0 elsewhere
+    rows = RankRows(computed=received / mean or _NEXT_TO_NOTHING)
     experts = plan.job.transformer.experts
-    assert experts is not None
+    if plan.dispatcher is not Dispatcher.FLEX or plan.ep == 1 or experts is None:
+        return rows
     travel = routing.tokens_to_ranks(experts.top_k)
     # weights arrive in every forward pass, their gradients in backward; recomputation stops before the last operator that reads them
     forward = 2 if plan.recompute is Recompute.FULL else 1
-    arriving = (forward * sum(routing.received(rank)) / mean + 1.0) / (forward + 1)
-    return Once(sent=float(travel[rank].sum()) / mean, received=float(travel[:, rank].sum()) / mean, weights=arriving)
+    arriving = (forward * received / mean + 1.0) / (forward + 1)
+    once = Once(sent=float(travel[rank].sum()) / mean, received=float(travel[:, rank].sum()) / mean, weights=arriving)
+    return replace(rows, once=once)
 
 
 def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
@@ -178,8 +184,12 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         inputs=plan.recompute is Recompute.SELECTIVE,
     )
     operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies) for op in kept.graph.operators)
-    shortened = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
-    tensors = {name: _shaped(tensor, shortened[name]) if name in shortened else tensor for name, tensor in kept.graph.tensors.items()}
+    tensors = dict(kept.graph.tensors)
+    for op in operators:
+        if _SEEN in op.output.dims:
+            tensor = tensors[op.output.tensor]
+            shape = (op.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, op.output.dims, strict=True))
+            tensors[op.output.tensor] = replace(tensor, shape=tuple(shape))
     program = compile_program(
         replace(kept, graph=replace(kept.graph, operators=operators, tensors=tensors)),
         estimator.profile,
@@ -231,23 +241,6 @@ def _seeing(op: Operator, keys: int, share: float, copies: _Copies) -> Operator:
     )
 
 
-def _shaped(tensor: Tensor, producer: Operator) -> Tensor:
-    """Return the tensor with the keys that its producer outputs."""
-    shape = (producer.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, producer.output.dims, strict=True))
-    return replace(tensor, shape=tuple(shape))
-
-
-def _times(estimator: Estimator, regions: tuple[Region, ...], plan: Plan, rank: int) -> list[int]:
-    """Return how often each segment of a program runs on this pipeline rank in a step."""
-    held = rank_runs(regions, plan.stage_layers, plan.layout.pp, rank)
-    again = recomputed_phases(plan.recompute, estimator.profile)
-    return [
-        plan.num_microbatches * int(runs) * (2 if region.is_block and phase in again else 1)
-        for runs, region in zip(held, regions, strict=True)
-        for phase in PHASES
-    ]
-
-
 def _count_flops(
     counts: RankCounts,
     program: Program,
@@ -275,12 +268,17 @@ def _count_flops(
         if len(producer.forward) > 1:  # a kernel of several products
             counts.add_flops(kernel_shape(producer.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
             continue
+        dims = [m, n, k]
         if received and rows is program.rows.grouped:
-            for dims in _of_each_expert((m, n, k), received):
+            mean = max(sum(received), _NEXT_TO_NOTHING) / len(received)
+            i = min(range(3), key=lambda i: abs(dims[i] / mean - 1.0))  # the dim with the experts' mean rows
+            for number in received:
+                dims[i] = float(number)
                 counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
             continue
         if seen < 1.0 and _KEYS in producer.logical.values():
-            m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
+            dims[dims.index(float(plan.job.seq_len))] *= seen
+            m, n, k = dims
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     attention = program.rows.attention
     columns = attention.columns
@@ -293,20 +291,13 @@ def _count_flops(
         counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), attention.names[row])
 
 
-def _of_each_expert(dims: tuple[float, float, float], received: Sequence[int]) -> list[tuple[float, float, float]]:
-    """Return the dims of each expert's product with its own rows, given the dims with the experts' mean rows."""
-    mean = max(sum(received), _NEXT_TO_NOTHING) / len(received)
-    i = min(range(3), key=lambda i: abs(dims[i] / mean - 1.0))
-    return [(*dims[:i], float(number), *dims[i + 1 :]) for number in received]  # type: ignore[misc]
+def _count_exchanges(
+    counts: RankCounts, program: Program, plan: Plan, mesh: FoldedMesh, rank: int, amount: np.ndarray, times: Sequence[int]
+) -> None:
+    """Count the collectives of activations, and the sends of micro-batches of a pipeline rank.
 
-
-def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tuple[float, float, float]:
-    """Return the dims with all keys reduced to the share that is read."""
-    i = dims.index(float(keys))
-    return tuple(size * share if j == i else size for j, size in enumerate(dims))  # type: ignore[return-value]
-
-
-def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, amount: np.ndarray, times: Sequence[int]) -> None:
+    At every boundary of a virtual stage there is one send forward and one, of the gradient, backward.
+    """
     columns = program.rows.traffic.columns
     for row, cell in enumerate(program.rows.traffic.segments):
         repeats = times[cell // len(COMM)]
@@ -314,15 +305,10 @@ def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, a
         axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
         # shares of rows may be no binary fractions
         counts.add_collective(kind, axes, repeats, float(np.rint(repeats * amount[columns["amount"][row]])))
-
-
-def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, amount: np.ndarray) -> None:
-    """Count the sends of micro-batches: one forward and one, of the gradient, backward at every boundary of a virtual stage."""
     p, last = plan.layout.pp, plan.layout.pp * plan.virtual_stages - 1
     if p == 1:
         return
-    stages = range(rank, last + 1, p)
-    boundaries = sum((k > 0) + (k < last) for k in stages) * plan.num_microbatches
+    boundaries = sum((k > 0) + (k < last) for k in range(rank, last + 1, p)) * plan.num_microbatches
     for kind in ("send", "recv"):
         counts.add_collective(kind, "pp", boundaries, boundaries * float(amount[program.boundary[0]]))
 
@@ -362,24 +348,23 @@ class _Parameters:
     def _size(self, axes: frozenset[str]) -> int:
         return int(self.grid.size(axes)[0])
 
-    def _shard(self, parameter: ParameterLayout) -> tuple[int, int]:
-        """Return the number of ZeRO shards of a parameter and the index of this rank's shard, in the order of the ranks."""
-        ways, index = 1, 0
-        cut = zero_axes(parameter) if self.plan.zero else frozenset()
-        for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):
-            for axis in reversed(self.mesh.parts[mesh_axis]):
-                if axis in cut:
-                    index += self.coordinates[axis] * ways
-                    ways *= self.mesh.sizes[axis]
-        return ways, index
-
     def _unit(self, members: Sequence[ParameterLayout], number: int, *, is_tied: bool = False) -> list[_Unit]:
         """Return units of parameters that are gathered together, one for each ZeRO sharding: experts are on fewer ranks."""
         together: dict[frozenset[str], list[ParameterLayout]] = {}
         for parameter in members:
             axes = frozenset(axis for axis in parameter.gradient_axes - TENSOR_AXES if self.mesh.sizes[axis] > 1)
             together.setdefault(axes, []).append(parameter)
-        return [_Unit(tuple(group), number, *self._shard(group[0]), is_tied=is_tied) for group in together.values()]
+        units = []
+        for group in together.values():
+            cut = zero_axes(group[0]) if self.plan.zero else frozenset()
+            ways, index = 1, 0
+            for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):  # shards in the order of the ranks
+                for axis in reversed(self.mesh.parts[mesh_axis]):
+                    if axis in cut:
+                        index += self.coordinates[axis] * ways
+                        ways *= self.mesh.sizes[axis]
+            units.append(_Unit(tuple(group), number, ways, index, is_tied))
+        return units
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
         """Return rows and columns after tensor parallelism."""
@@ -388,10 +373,6 @@ class _Parameters:
     def _elements(self, parameter: ParameterLayout) -> int:
         rows, columns = self._local(parameter)
         return rows * columns
-
-    def _padded_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
-        rows, columns = self._local(parameter)
-        return ceil(rows / unit.ways) * columns
 
     def _own_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
         """Return the elements of this rank's shard: the last shards may be short or empty."""
@@ -434,15 +415,6 @@ class _Parameters:
     def _joins_ends(self) -> bool:
         return is_one_end_unit(self.parameters, zero=int(self.plan.zero), pipelined=self.plan.layout.pp > 1)
 
-    def _events(self, parameter: ParameterLayout) -> tuple[ParameterEvent, ...]:
-        return profile_events(
-            parameter,
-            self.profile,
-            zero=int(self.plan.zero),
-            pipelined=self.plan.layout.pp > 1,
-            joins_ends=self._joins_ends,
-        )
-
     def _name(self, event: ParameterEvent, *, without: frozenset[str] = frozenset()) -> str:
         return "pp" if event.what == "tied" else self.mesh.name(event.axes - without, str(event.kind))
 
@@ -479,7 +451,9 @@ class _Parameters:
         calls: dict[tuple[str, str, str], float] = {}
         number: dict[tuple[str, str, str], int] = {}
         for parameter in unit.members:
-            events = self._events(parameter)
+            events = profile_events(
+                parameter, self.profile, zero=int(self.plan.zero), pipelined=self.plan.layout.pp > 1, joins_ends=self._joins_ends
+            )
             scattered = any(event.kind is CollectiveKind.REDUCE_SCATTER for event in events)
             for event in events:
                 times = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
@@ -497,7 +471,8 @@ class _Parameters:
                     elements = self._flat(unit) // (unit.ways if scattered and event.kind is CollectiveKind.ALL_REDUCE else 1)
                     calls[key] = elements * itemsize_
                     continue
-                elements = self._padded_shard(parameter, unit) * (1 if event.kind is CollectiveKind.ALL_REDUCE else unit.ways)
+                rows, columns = self._local(parameter)
+                elements = ceil(rows / unit.ways) * columns * (1 if event.kind is CollectiveKind.ALL_REDUCE else unit.ways)
                 calls[key] = calls.get(key, 0.0) + elements * itemsize_
         for key, num_bytes in calls.items():
             counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)

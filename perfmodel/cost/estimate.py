@@ -140,9 +140,42 @@ class Estimator:
 
         Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
-        columns = plan_columns(self, plans)
-        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=evaluate_memory(self, plans[0], columns))
-        return _predictions(self, plans, row, memory_rule(memory_headroom, risk))
+        terms = plan_columns(self, plans)
+        row = PlanRow(columns=step_columns(self, plans, terms), memory_row=evaluate_memory(self, plans[0], terms))
+        machine, first, number = self.machine, plans[0], len(plans)
+        counted = machine.low or machine  # the dtype of most FLOPs
+        time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
+        flops: dict[int, tuple[float, float]] = {}  # by sequence length
+        reasons: dict[int, str] = {}
+        counts = []
+        for plan in plans:
+            if plan.job.seq_len not in flops:
+                flops[plan.job.seq_len] = model_flops(self, plan)
+            if id(plan) not in reasons:
+                reasons[id(plan)] = self.profile.not_runnable_reason(plan)
+            counts.append((plan.job.tokens_per_step, plan.num_chips, *flops[plan.job.seq_len]))
+        tokens, num_chips, palm, causal = map(scalar, map(column_of, zip(*counts, strict=True)))
+        scale = tokens / (time * num_chips * peak)
+        columns = {
+            "step_time": time,
+            "tokens_per_second_per_chip": tokens / time / num_chips,
+            "mfu_palm": palm * scale,
+            "mfu_causal": causal * scale,
+            "hfu": executed_flops(self, plans, row) / (time * num_chips * peak),
+            "peak_flop_rate": peak,
+            "host_memory": host_memory(self, plans, row),
+            "memory_capacity": machine.memory.capacity,
+        }
+        parts, usable = step_parts(self, first, row.columns, number), entries(machine.memory.usable, number)
+        memories = memory_fields(self, first, row.memory_row, memory_rule(memory_headroom, risk), usable)
+        # fields with one value for all columns
+        shared: dict[str, Any] = {"peak_dtype": str(counted.dtype), "rests_on": rests_on(machine, parts[0])}
+        shared["price_per_hour"] = self.cluster.chip.price_per_hour
+        predictions = []
+        for i, values in enumerate(entries_of(columns.values(), number)):
+            fields = {**shared, **dict(zip(columns, values, strict=True)), **memories[i], "not_runnable": reasons[id(plans[i])]}
+            predictions.append(Prediction(plan=plans[i], **fields, parts=parts[i]))
+        return predictions
 
 
 def make_estimator(
@@ -231,48 +264,6 @@ def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | Non
     micro, tp = columns.micro, columns.grid.degree["tp"]
     make = partial(activation_terms, micro, plan.recompute, estimator.profile, tp)
     return memory_row(plan, columns, columns.once(micro, ("activations", plan.recompute), make), estimator=estimator)
-
-
-def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule: MemoryRule) -> list[Prediction]:
-    machine, first, number = estimator.machine, plans[0], len(plans)
-    counted = machine.low or machine  # the dtype of most FLOPs
-    time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
-    flops: dict[int, tuple[float, float]] = {}  # by sequence length
-    reasons: dict[int, str] = {}
-    counts = []
-    for plan in plans:
-        if plan.job.seq_len not in flops:
-            flops[plan.job.seq_len] = model_flops(estimator, plan)
-        if id(plan) not in reasons:
-            reasons[id(plan)] = estimator.profile.not_runnable_reason(plan)
-        counts.append((plan.job.tokens_per_step, plan.num_chips, *flops[plan.job.seq_len]))
-    tokens, num_chips, palm, causal = map(scalar, map(column_of, zip(*counts, strict=True)))
-    scale = tokens / (time * num_chips * peak)
-    parts = step_parts(estimator, first, row.columns, number)
-    capacities, usable = entries(machine.memory.capacity, number), entries(machine.memory.usable, number)
-    # fields with one value for all columns, then fields by column
-    shared: dict[str, Any] = {
-        "peak_dtype": str(counted.dtype),
-        "rests_on": rests_on(machine, parts[0]),
-        "price_per_hour": estimator.cluster.chip.price_per_hour,
-    }
-    columns = {
-        "step_time": time,
-        "tokens_per_second_per_chip": tokens / time / num_chips,
-        "mfu_palm": palm * scale,
-        "mfu_causal": causal * scale,
-        "hfu": executed_flops(estimator, plans, row) / (time * num_chips * peak),
-        "peak_flop_rate": peak,
-        "host_memory": host_memory(estimator, plans, row),
-    }
-    values = entries_of(columns.values(), number)
-    memories = memory_fields(estimator, first, row.memory_row, rule, usable)
-    predictions = []
-    for i, (plan, value, memory) in enumerate(zip(plans, values, memories, strict=True)):
-        named = dict(zip(columns, value, strict=True))
-        fields = {**shared, **named, **memory, "not_runnable": reasons[id(plan)]}
-        predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
-    return predictions
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: Sequence[float]) -> list[dict[str, Any]]:

@@ -132,8 +132,11 @@ def work_times(
     """Yield rows of work by kind (matmul, streaming, attention), with the time of each row, [rows, columns]."""
     for products, time in product_times(rows, machine, amount, step):
         yield "matmul", products, time + _host_time(products, sizes, machine, step)
-    if rows.convolution.names:
-        yield "matmul", rows.convolution, _convolution(rows, machine, amount) + _host_time(rows.convolution, sizes, machine)
+    if (convolution := rows.convolution).names:
+        dims = {name: amount[convolution.columns[name]] for name in ("batch", "m", "n", "k")}
+        num_bytes = np.add.reduceat(amount[convolution.accesses], convolution.access_starts, axis=0)
+        time = convolution_time(**dims, num_bytes=num_bytes, itemsize=rows.activation_bytes, machine=machine)
+        yield "matmul", convolution, time + _host_time(convolution, sizes, machine)
     if rows.streaming.names:
         time = streaming_times(rows, machine, amount) + _host_time(rows.streaming, sizes, machine, step)
         across = rows.streaming.columns["across"]
@@ -190,21 +193,6 @@ def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
     if len(products.accesses):
         sizes["n"] = np.add.reduceat(amount[products.accesses], products.access_starts, axis=0)
     return sizes
-
-
-def _convolution(rows: TimedRows, machine: Machine, amount: Array) -> Array:
-    """Return [rows, columns] times of convolutions."""
-    mm = rows.convolution.columns
-    time = convolution_time(
-        batch=amount[mm["batch"]],
-        m=amount[mm["m"]],
-        n=amount[mm["n"]],
-        k=amount[mm["k"]],
-        num_bytes=np.add.reduceat(amount[rows.convolution.accesses], rows.convolution.access_starts, axis=0),
-        itemsize=rows.activation_bytes,
-        machine=machine,
-    )
-    return np.asarray(time)
 
 
 def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:

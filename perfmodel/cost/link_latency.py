@@ -37,20 +37,17 @@ def with_latency(
     """
     if np.all(difference == 0.0):
         return models
-    return {kind: _with_latency(model, difference * _hops(kind, passes), difference) for kind, model in models.items()}
 
-
-def _hops(kind: CollectiveKind, passes: Mapping[CollectiveKind, float]) -> float:
-    return 1.0 if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV) else passes[kind]
-
-
-def _with_latency(model: CollectiveModel, hop: Any, shot: Any) -> CollectiveModel:
     def longer(time: float, by: Column) -> Any:
         return np.maximum(time + by, 1e-12) if time else 0.0  # 0: the library has no such algorithm
 
-    return replace(
-        model,
-        hop_time=cast(float, np.maximum(model.hop_time + hop, 0.0)),  # or a column
-        tree_hop_time=longer(model.tree_hop_time, hop),
-        one_shot_time=longer(model.one_shot_time, shot),
-    )
+    changed = {}
+    for kind, model in models.items():
+        hop: Any = difference * (1.0 if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV) else passes[kind])
+        changed[kind] = replace(
+            model,
+            hop_time=cast(float, np.maximum(model.hop_time + hop, 0.0)),  # or a column
+            tree_hop_time=longer(model.tree_hop_time, hop),
+            one_shot_time=longer(model.one_shot_time, difference),
+        )
+    return changed

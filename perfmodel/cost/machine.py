@@ -22,7 +22,6 @@ from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
     Calibration,
-    ConvolutionModel,
     DecodeAttentionModel,
     GroupedMatmulModel,
     KernelClass,
@@ -261,11 +260,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
     memory_capacity = calibration.peaks.get("memory_capacity", chip.memory.capacity)
     units = float(max(chip.compute_units, 1))
-    rests_on = {}
-
     clock = calibration.clock_fractions.get(dtype, calibration.sustained_clock_fraction)
 
-    label = partial(_label, calibration, chip)
     slowdown = partial(contention_factor, calibration.contention, num_processes=cluster.num_chips)
     exposed_floor = calibration.exposed_floor_fraction
 
@@ -274,7 +270,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         * calibration.clock_fractions.get(rate_dtype, calibration.sustained_clock_fraction)
         for rate_dtype, peak_rate in chip.peak_flop_rate.items()
     }
-    rests_on["matmul"] = label("matmul", calibration.matmul)
+    rests_on = {part: _label(calibration, chip, part, getattr(calibration, part)) for part in ("matmul", "streaming", "attention")}
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
@@ -283,11 +279,13 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     plain, grouped = _wide_matmul(calibration, dtype, rates, memory_bandwidth, units)
 
     streaming_models = calibration.streaming or SPEC_SHEET.streaming
-    rests_on["streaming"] = label("streaming", calibration.streaming)
     streaming = _streaming_rates(streaming_models, memory_bandwidth, exposed_floor, slowdown("streaming"))
 
     attention_models = calibration.attention or SPEC_SHEET.attention
-    rests_on["attention"] = label("attention", calibration.attention)
+    kernels = {name: model for name, model in attention_models.items() if "." not in name}
+    for name, model in attention_models.items():
+        if name.endswith(f".{dtype}"):  # `flash.bf16` replaces `flash` in bf16
+            kernels[name.removesuffix(f".{dtype}")] = model
     attention = {
         name: AttentionRates(
             model=model,
@@ -296,15 +294,25 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             bandwidth=memory_bandwidth * model.memory_fraction / slowdown("attention"),
             floor_time=model.floor_time * exposed_floor * slowdown("attention"),
         )
-        for name, model in _of_dtype(attention_models, dtype).items()
+        for name, model in kernels.items()
     }
+
+    convolution: ConvolutionRates | None = None
+    if (of_convolution := calibration.convolution.get(dtype)) is not None:
+        convolution = ConvolutionRates(
+            flop_rate=peak * calibration.sustained_clock_fraction * of_convolution.peak_fraction / slowdown("matmul"),
+            depth_offset=of_convolution.depth_offset,
+            bandwidth=memory_bandwidth * of_convolution.memory_fraction / slowdown("matmul"),
+            floor_time=of_convolution.floor_time * exposed_floor * slowdown("matmul"),
+        )
 
     sharing = slowdown("host")
     tier_sizes, communicator_bytes = [], []
     for tier in cluster.tiers:
         tier_sizes.append(tier.size)
         communicator_bytes.append(channels_of(tier.link.bandwidth) * calibration.channel_bytes)
-        rests_on[tier_kind(cluster, tier)] = label(tier_kind(cluster, tier), tier_models(cluster, tier, calibration))
+        kind = tier_kind(cluster, tier)
+        rests_on[kind] = _label(calibration, chip, kind, tier_models(cluster, tier, calibration))
     return Machine(
         cluster=cluster.name,
         chip=chip.name,
@@ -319,15 +327,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             generations=calibration.attention_generations,
             long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()},
         ),
-        grouped_matmul=_grouped_rates(
-            calibration,
-            matmul_model,
-            dtype,
-            peak * clock,
-            memory_bandwidth,
-            units,
-            slowdown("matmul"),
-        ),
+        grouped_matmul=_grouped_rates(calibration, matmul_model, dtype, peak * clock, memory_bandwidth, units, slowdown("matmul")),
         links=link_rates(cluster, calibration),
         memory=ChipMemory(
             bandwidth=memory_bandwidth,
@@ -355,7 +355,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             rates=rates,
             memory_bandwidth=memory_bandwidth,
         ),
-        convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
+        convolution=convolution,
     )
 
 
@@ -384,19 +384,6 @@ def _wide_matmul(
     plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
     tiles = model.tiles if model.tiles == NO_TILES else (*model.tiles, GROUPED_TILE)
     return plain, _matmul_rates(replace(model, tiles=tiles), rates[wide], memory_bandwidth, units, 0.0)
-
-
-def _convolution_rates(
-    model: ConvolutionModel | None, peak: float, memory_bandwidth: float, calibration: Calibration, factor: float
-) -> ConvolutionRates | None:
-    if model is None:
-        return None
-    return ConvolutionRates(
-        flop_rate=peak * calibration.sustained_clock_fraction * model.peak_fraction / factor,
-        depth_offset=model.depth_offset,
-        bandwidth=memory_bandwidth * model.memory_fraction / factor,
-        floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
-    )
 
 
 def _grouped_rates(
@@ -470,12 +457,6 @@ def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[
     raise InputError(
         f"dtype={dtype}: the calibration has no matmul model near it; it has {', '.join(models)}; measure one or choose another"
     )
-
-
-def _of_dtype(models: Mapping[str, AttentionModel], dtype: Dtype) -> dict[str, AttentionModel]:
-    """Return kernels by their plain names: `flash.bf16` replaces `flash` in bf16."""
-    plain = {name: model for name, model in models.items() if "." not in name}
-    return plain | {name.removesuffix(f".{dtype}"): model for name, model in models.items() if name.endswith(f".{dtype}")}
 
 
 def _matmul_rates(

@@ -85,6 +85,16 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = summed(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED))
+    # terms of a redistribution count if its group has more than one rank
+    live = amount[program.peaks.amount] * program.peaks.factor * counts_across(program.peaks.group, sizes)
+    moments = np.add.reduceat(live, program.peaks.starts, axis=0)
+    launches = np.repeat(program.launches, amount.shape[1], axis=1)
+    for at, group, number in program.launches_across:
+        launches[at] += number * has_several(group, sizes)
+    for forward, backward, matrices in program.softmaxes:
+        by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
+        launches[forward] += by_hand
+        launches[backward] += by_hand
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,
@@ -92,11 +102,11 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         streaming=times.streaming,
         communication=times.communication,
         collectives=collective_launches(program.rows, sizes),
-        launches=_launches(program, amount, sizes),
+        launches=launches,
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
-        peaks=_peaks(program, amount, sizes),
+        peaks=np.asarray(np.maximum.reduceat(moments, program.peaks.of, axis=0)),
         flops=product_flops(program.rows, amount),
         host_bandwidth=machine.host.bandwidth,
         host_is_chip=machine.host.is_chip,
@@ -112,24 +122,6 @@ def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array
     amount, sizes = amount_values(rows.amounts, grid, microbatch, seq_len)
     times = row_times(rows, machine, members_inside(rows, grid), amount, sizes)
     return (times.matmul + times.attention) + times.streaming
-
-
-def _launches(program: Program, amount: Array, sizes: Array) -> Array:
-    launches = np.repeat(program.launches, amount.shape[1], axis=1)
-    for at, group, number in program.launches_across:
-        launches[at] += number * has_several(group, sizes)
-    for forward, backward, matrices in program.softmaxes:
-        by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
-        launches[forward] += by_hand
-        launches[backward] += by_hand
-    return launches
-
-
-def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
-    """Return the largest moment of each case. Terms of a redistribution count if its group has more than one rank."""
-    peaks = program.peaks
-    moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts_across(peaks.group, sizes), peaks.starts, axis=0)
-    return np.asarray(np.maximum.reduceat(moments, peaks.of, axis=0))
 
 
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,10 @@ class _Mixed:
         spread = self.joined if len(self.pipelines) > 1 else self.estimators
         self.shared = tuple(self.columns) if spread is self.estimators else tuple(plan_columns(of_pool, [plan]) for of_pool in spread)
         self.spread = spread
-        self.regions = [self._regions(columns) for columns in self.columns]
+        self.regions: list[RegionTimes] = []
+        for columns in self.columns:
+            make = partial(region_times, columns.micro, estimator.profile, plan.recompute, columns.grid.degree["tp"])
+            self.regions.append(columns.once(columns.micro, ("regions", plan.recompute), make))
         self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp)
 
     @cached_property
@@ -209,7 +213,10 @@ class _Mixed:
         crossing = self.joined if len(order) > 1 else self.spread
         hop = slowest_stage([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
 
-        on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
+        on: dict[int, Stages] = {}
+        for pool in dict.fromkeys(order):
+            runs = [runs for runs, of_rank in zip(self.runs, pipelines.pools, strict=True) if of_rank == pool]
+            on[pool] = replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (*runs, *runs))  # at least two ranks
 
         def time_outside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
@@ -229,23 +236,13 @@ class _Mixed:
 
         return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
-    def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
-        """Return the stages on one pool, with at least two distinct ranks."""
-        runs = [runs for runs, on in zip(self.runs, pipelines.pools, strict=True) if on == pool]
-        return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
-
-    def _regions(self, columns: PlanColumns) -> RegionTimes:
-        profile, recompute = self.estimator.profile, self.plan.recompute
-        make = partial(region_times, columns.micro, profile, recompute, columns.grid.degree["tp"])
-        return columns.once(columns.micro, ("regions", recompute), make)
-
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
-        of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
+        seq_len, scattered = float(self.plan.job.seq_len), columns.is_scattered
         # pools of one host are joined by fewer tiers than each has by itself
         grid = columns.grid if len(estimator.cluster.tiers) == len(columns.grid.hop) else plan_columns(estimator, [self.plan]).grid
-        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=grid, seq_len=seq_len)
-        tp, scattered = columns.grid.degree["tp"], columns.is_scattered
-        return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
+        of, tp, profile, machine = columns.micro, columns.grid.degree["tp"], estimator.profile, estimator.machine
+        make = partial(hop_time, of.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=scattered)
+        return estimator.once(of, ("hop", *columns.once.layout), make)
 
     def memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
         """Return the pipeline ranks on each pool, and their memory."""
@@ -254,7 +251,23 @@ class _Mixed:
             for rank, pool in enumerate(pipelines.pools):
                 if rank not in ranks.setdefault(pool, []):
                     ranks[pool].append(rank)
-        return {pool: (on, self._memory(pool, on)) for pool, on in sorted(ranks.items())}
+        memories = {}
+        for pool, on in sorted(ranks.items()):
+            estimator = self.estimators[pool]
+            row = evaluate_memory(estimator, self.plan, self.columns[pool])
+            if self.plan.layout.pp > 1:
+                distinct = on if len(on) > 1 else [*on, *on]
+                held = [held_on_rank(estimator, self.plan, rank, row=row) for rank in distinct]
+                stages = replace(row.of.stages, runs=tuple(self.runs[rank] for rank in distinct))
+                row = replace(
+                    row,
+                    of=replace(row.of, stages=stages, static=[holding.static for _, holding, _ in held]),
+                    kept=[kept for *_, kept in held],
+                    ranks=tuple(holding for _, holding, _ in held),
+                    total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
+                )
+            memories[pool] = on, row
+        return memories
 
     def fuller_than_usable(self) -> dict[int, float]:
         """Return the pipeline ranks that exceed the usable memory of their chips, with needed over usable memory."""
@@ -265,21 +278,6 @@ class _Mixed:
                 if ratio > 1.0:
                     ratios[rank] = max(ratio, ratios.get(rank, 0.0))
         return ratios
-
-    def _memory(self, pool: int, ranks: Sequence[int]) -> MemoryRow:
-        row = evaluate_memory(self.estimators[pool], self.plan, self.columns[pool])
-        if self.plan.layout.pp == 1:
-            return row
-        ranks = ranks if len(ranks) > 1 else (*ranks, *ranks)
-        held = [held_on_rank(self.estimators[pool], self.plan, rank, row=row) for rank in ranks]
-        stages = replace(row.of.stages, runs=tuple(self.runs[rank] for rank in ranks))
-        return replace(
-            row,
-            of=replace(row.of, stages=stages, static=[holding.static for _, holding, _ in held]),
-            kept=[kept for *_, kept in held],
-            ranks=tuple(holding for _, holding, _ in held),
-            total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
-        )
 
 
 def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
@@ -377,56 +375,40 @@ def _layers_by_speed(number: int, layer_times: Sequence[float], end_times: Seque
 # --- terms of several pools, one after another ------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(value for part in parts for value in part)
+def _joined_fields(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: tuple(chain(*(getattr(part, name) for part in parts))) for name in names}
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
     """Return the micro-batch columns that a report reads, by region."""
-    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
-    some: dict[str, Any] = {
-        name: None if (values := [getattr(part, name) for part in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
-    }
-    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows, **some)
+    names = [name for name in _ROWS if getattr(parts[0], name) is not None]
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows)
 
 
-_ROWS = ("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops")
-_OPTIONAL_ROWS = ("waits", "concurrent", "weight_gradients")
+_ROWS = (
+    *("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops"),
+    *("waits", "concurrent", "weight_gradients"),
+)
 
 
 def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
-    free = any(part.free_forward for part in parts)
-    return RegionTimes(
-        forward=_joined([part.forward for part in parts]),
-        backward=_joined([part.backward for part in parts]),
-        free_forward=_joined([part.window_forward for part in parts]) if free else (),
-        free_backward=_joined([part.window_backward for part in parts]) if free else (),
-        ends=_joined([part.ends for part in parts]),
-        weights=_joined([part.weights for part in parts]),
-    )
+    regions = RegionTimes(**_joined_fields(parts, ("forward", "backward", "ends", "weights")))
+    if not any(part.free_forward for part in parts):
+        return regions
+    free = _joined_fields(parts, ("window_forward", "window_backward"))
+    return replace(regions, free_forward=free["window_forward"], free_backward=free["window_backward"])
 
 
 def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
-    first = parts[0]
-
-    def by_event(name: str) -> dict[str, tuple[Any, ...]]:
-        return {times: _joined([getattr(part, name)[times] for part in parts]) for times in getattr(first, name)}
-
-    def by_region(name: str) -> tuple[Any, ...]:
-        return _joined([getattr(part, name) for part in parts])
-
+    joined = _joined_fields(parts, ("publish", "full", "shard", "padded", "summed"))
+    for name in ("gather_forward", "gather_backward", "tp_sum", "reduce"):  # by how often they happen
+        events = [getattr(part, name) for part in parts]
+        joined[name] = {times: tuple(chain(*(by_times[times] for by_times in events))) for times in events[0]}
     frozen = [part.frozen for part in parts if part.frozen is not None]
     casts = [part.casts for part in parts if part.casts is not None]
-    events: dict[str, Any] = {name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")}
-    regions: dict[str, Any] = {name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")}
-    return replace(
-        first,
-        **events,
-        **regions,
-        frozen=_fields_of(FrozenBytes, frozen, ("full", "shard", "padded"), tied=frozen[0].tied) if frozen else None,
-        casts=_fields_of(CastTimes, casts, ("first", "forward", "backward", "update")) if casts else None,
-    )
-
-
-def _fields_of(kind: Any, parts: Sequence[Any], names: Sequence[str], **others: Any) -> Any:
-    return kind(**{name: _joined([getattr(part, name) for part in parts]) for name in names}, **others)
+    if frozen:
+        joined["frozen"] = FrozenBytes(**_joined_fields(frozen, ("full", "shard", "padded")), tied=frozen[0].tied)
+    if casts:
+        joined["casts"] = CastTimes(**_joined_fields(casts, ("first", "forward", "backward", "update")))
+    return replace(parts[0], **joined)

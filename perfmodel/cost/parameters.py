@@ -7,7 +7,7 @@ This module evaluates its events on columns. A block counts once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import permutations
 from typing import Any
 
@@ -86,12 +86,8 @@ class FrozenBytes:
 
     def map_columns(self, function: Callable[[Any], Any]) -> FrozenBytes:
         """Return a copy with `function` applied to each column."""
-        return FrozenBytes(
-            full=tuple(map(function, self.full)),
-            shard=tuple(map(function, self.shard)),
-            padded=tuple(map(function, self.padded)),
-            tied=(function(self.tied[0]), function(self.tied[1])),
-        )
+        columns: dict[str, Any] = {column.name: tuple(map(function, getattr(self, column.name))) for column in fields(self)}
+        return FrozenBytes(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,12 +106,7 @@ class CastTimes:
 
     def map_columns(self, function: Callable[[Any], Any]) -> CastTimes:
         """Return a copy with `function` applied to each column."""
-        return CastTimes(
-            first=tuple(map(function, self.first)),
-            forward=tuple(map(function, self.forward)),
-            backward=tuple(map(function, self.backward)),
-            update=tuple(map(function, self.update)),
-        )
+        return CastTimes(**{column.name: tuple(map(function, getattr(self, column.name))) for column in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,26 +151,10 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
     def joined(name: str) -> Array:
         return np.concatenate([getattr(cost, name) for cost in costs], axis=-1)
 
-    frozen = None
-    if first.frozen is not None:
-        parts = [cost.frozen for cost in costs if cost.frozen is not None]
+    def joined_fields(parts: Sequence[Any]) -> dict[str, Any]:
+        by_name = {column.name: zip(*(getattr(part, column.name) for part in parts), strict=True) for column in fields(parts[0])}
+        return {name: tuple(map(np.concatenate, columns)) for name, columns in by_name.items()}
 
-        def columns(of: Callable[[FrozenBytes], tuple[Array, ...]]) -> tuple[Array, ...]:
-            return tuple(np.concatenate(pieces) for pieces in zip(*map(of, parts), strict=True))
-
-        tied_full, cut = columns(lambda part: part.tied)
-        frozen = FrozenBytes(
-            full=columns(lambda part: part.full),
-            shard=columns(lambda part: part.shard),
-            padded=columns(lambda part: part.padded),
-            tied=(tied_full, cut),
-        )
-    casts = None
-    if first.casts is not None:
-        cast_times = [cost.casts for cost in costs if cost.casts is not None]
-        names = ("first", "forward", "backward", "update")
-        by_name = {name: zip(*(getattr(part, name) for part in cast_times), strict=True) for name in names}
-        casts = CastTimes(**{name: tuple(np.concatenate(pieces) for pieces in columns) for name, columns in by_name.items()})
     return ParameterCost(
         time=joined("time"),
         full=joined("full"),
@@ -189,23 +164,13 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         summed=None if first.summed is None else joined("summed"),
         is_reduced=joined("is_reduced"),
         tied=joined("tied"),
-        frozen=frozen,
-        casts=casts,
+        frozen=None if first.frozen is None else FrozenBytes(**joined_fields([cost.frozen for cost in costs])),
+        casts=None if first.casts is None else CastTimes(**joined_fields([cost.casts for cost in costs])),
     )
 
 
 def cell(what: str, times: str, region: int, num_regions: int) -> int:
     return (WHAT.index(what) * len(TIMES) + TIMES.index(times)) * num_regions + region
-
-
-_WHAT_OF = {
-    "gather_forward": "gather_forward",
-    "gather_backward": "gather_backward",
-    "sum": "sum",
-    "reduce": "reduce",
-    "finish": "reduce",
-    "publish": "publish",
-}
 
 
 def compile_parameters(
@@ -237,7 +202,7 @@ def compile_parameters(
         parameter_events = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
         scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in parameter_events)
         for event in parameter_events:
-            what = _WHAT_OF[str(event.what)]
+            what = "reduce" if event.what == "finish" else str(event.what)
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             if parameter.is_frozen:
                 itemsize = parameter.itemsize
@@ -311,37 +276,9 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     shard_elements = stored_rows(local_rows, ways) * local_columns
     gathered = shard_elements * ways
     local = local_rows * local_columns
-    num_regions = len(program.members)
-    time = np.zeros((len(WHAT) * len(TIMES) * num_regions, sizes.shape[1]))
+    time = np.zeros((len(WHAT) * len(TIMES) * len(program.members), sizes.shape[1]))
     if len(program.event_parameter):
-        index = program.event_parameter
-        buffer = np.where(program.event_on_shard, shard_elements[index], np.where(program.event_is_whole, local[index], gathered[index]))
-        num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
-        for into, of in program.unit_merges:
-            same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
-            num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
-            num_bytes[of] = np.where(same, 0.0, num_bytes[of])
-        if program.unit_shares is not None:
-            num_bytes = num_bytes * program.unit_shares
-        num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
-        if profile.communication.bucket_bytes > 0:
-            bucketed = program.unit_is_bucketed[:, None]
-            bucket = profile.communication.bucket_bytes * program.bucket_scale
-            # a tensor is never split: no more buckets than tensors
-            num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, _tensors_of_units(program, sizes)), 1.0)
-            num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
-        inside = [np.array(tier)[program.unit_mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
-        one = collective_time(
-            program.unit_kind[:, None],
-            num_bytes * num_units / num_calls,
-            group_size=sizes[program.unit_mask],
-            inside=inside,
-            machine=machine,
-        )
-        handling = _handling_time(program, num_bytes, sizes[program.unit_mask], machine)
-        values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
-        if program.unit_shares is not None:
-            values = values / program.unit_shares
+        values = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered))
         time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
@@ -367,6 +304,10 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         stored = np.where(wide, itemsize * (_FLOAT32 / 2.0), itemsize)
         held = _added_up(program, (local * itemsize, shard_elements * stored, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
+    data_axes = frozenset[str]().union(*(p.gradient_axes for p in program.parameters if not p.is_frozen)) - TENSOR_AXES
+    is_reduced = np.ones(sizes.shape[1])
+    if data_axes <= frozenset(MESH_AXES):
+        is_reduced = np.broadcast_to(np.minimum(grid.size(data_axes) - 1.0, 1.0), is_reduced.shape)
     return ParameterCost(
         time=time,
         full=full,
@@ -374,18 +315,49 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         padded=padded,
         elements=local,
         summed=summed,
-        is_reduced=_is_reduced(program, grid, sizes.shape[1]),
+        is_reduced=is_reduced,
         tied=tied,
         frozen=frozen,
         casts=_cast_times(program, local, shard_elements, machine),
     )
 
 
-def _is_reduced(program: ParameterProgram, grid: LayoutGrid, num_rows: int) -> Array:
-    axes = frozenset().union(*(parameter.gradient_axes for parameter in program.parameters if not parameter.is_frozen)) - TENSOR_AXES
-    if not axes <= frozenset(MESH_AXES):
-        return np.ones(num_rows)
-    return np.broadcast_to(np.minimum(grid.size(axes) - 1.0, 1.0), (num_rows,))
+def _collective_times(
+    program: ParameterProgram,
+    profile: ExecutionProfile,
+    machine: Machine,
+    grid: LayoutGrid,
+    sizes: Array,
+    elements: tuple[Array, Array, Array],
+) -> Array:
+    """Return [units, rows] times of the collectives of units, with the handling of their buffers. [s]
+
+    sizes      of the groups of axes, by mask
+    elements   of each parameter: unsharded, sharded and as gathered
+    """
+    local, shard, gathered = (column[program.event_parameter] for column in elements)
+    buffer = np.where(program.event_on_shard, shard, np.where(program.event_is_whole, local, gathered))
+    num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
+    num_tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
+    for into, of in program.unit_merges:
+        same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
+        num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
+        num_bytes[of] = np.where(same, 0.0, num_bytes[of])
+        num_tensors[into] = num_tensors[into] + np.where(same, num_tensors[of], 0.0)
+    if program.unit_shares is not None:
+        num_bytes, num_tensors = num_bytes * program.unit_shares, np.ceil(program.unit_shares)
+    num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
+    if profile.communication.bucket_bytes > 0:
+        bucketed = program.unit_is_bucketed[:, None]
+        bucket = profile.communication.bucket_bytes * program.bucket_scale
+        # a tensor is never split: no more buckets than tensors
+        num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, num_tensors), 1.0)
+        num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
+    size = sizes[program.unit_mask]
+    inside = [np.array(tier)[program.unit_mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
+    one = collective_time(program.unit_kind[:, None], num_bytes * num_units / num_calls, group_size=size, inside=inside, machine=machine)
+    times = np.where(num_bytes > 0.0, one * num_calls / num_units + _handling_time(program, num_bytes, size, machine), 0.0)
+    return times if program.unit_shares is None else times / program.unit_shares
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
@@ -445,17 +417,6 @@ def _added_up(
             tied[0] = tied[0] + more * local[i]
             tied[1] = tied[1] + more * cut[i]
     return full, shard, padded, tied
-
-
-def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:
-    """Return the number of tensors of each unit, with those of the units merged into it."""
-    if program.unit_shares is not None:
-        return np.ceil(program.unit_shares)
-    tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
-    for into, of in program.unit_merges:
-        same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
-        tensors[into] = tensors[into] + np.where(same, tensors[of], 0.0)
-    return tensors
 
 
 def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:

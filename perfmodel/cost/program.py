@@ -361,25 +361,19 @@ class _Compilation:
                     seen.add(operand.tensor)
                     tensors.append((op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand)))
         if splits_backward:
-            tensors += self._postponed(kept)
+            # torch keeps the graph of a block until its last weight has its gradient: output gradients, and saved inputs unless the whole
+            # block stays; what follows the last weight (the loss) is freed
+            weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
+            inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
+            ends = {region.name for region in self.graph.regions if not region.is_block}
+            held = [saved for saved in kept if saved.region in ends and (saved.region, saved.tensor) in inputs]
+            tensors += [(saved.region, "postponed", saved.tensor, saved.amount) for saved in held]
+            tensors += [(op.layer, "postponed", op.output.tensor, self.run.operand_bytes(op, op.output)) for op in weighted]
         rows = []
         for region_name, name, tensor, amount in tensors:
             number = self.region_index[region_name] * len(SAVED) + SAVED.index(name)
             rows.append((number, tensor, {"amount": self.rows.amount(amount)}))
         return plain_rows(rows, ("amount",))
-
-    def _postponed(self, kept: list[SavedTensor]) -> list[tuple[str, str, str, Amount]]:
-        """Return what torch holds for the gradients of weights: output gradients, and saved inputs unless the whole block stays.
-
-        torch keeps the graph of a block until its last weight has its gradient; what follows the last weight (the loss) is freed.
-        """
-        weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
-        inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
-        ends = {region.name for region in self.graph.regions if not region.is_block}
-        saved = [(tensor.region, tensor.tensor, tensor.amount) for tensor in kept if tensor.region in ends]
-        held = [entry for entry in saved if entry[:2] in inputs]
-        held += [(op.layer, op.output.tensor, self.run.operand_bytes(op, op.output)) for op in weighted]
-        return [(region, "postponed", tensor, amount) for region, tensor, amount in held]
 
     def peaks(self, kept: list[SavedTensor], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
         """Return the peaks of backward passes, of blocks under each recomputation, and of the forward passes of blocks."""

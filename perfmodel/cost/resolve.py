@@ -68,16 +68,6 @@ def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:
     return load_profile(name or default_profile(chip))
 
 
-def _trained_precisions(cluster: Cluster) -> list[str]:
-    """Return the precisions that the chip multiplies in, which a job may name."""
-    has = cluster.chip.peak_flop_rate
-    return [
-        str(name)
-        for name, policy in PRECISION_POLICIES.items()
-        if policy.compute in has and (policy.recipe is None or policy.recipe.needs in has)
-    ]
-
-
 def resolve_estimator(
     job: TrainingJob,
     cluster: Cluster,
@@ -119,8 +109,12 @@ def _mixed_estimator(
         check_equal_chips(cluster)
 
     def estimators_of(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
-        calibrations = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
-        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, calibrations, strict=True))
+        estimators = []
+        for pool in pools:
+            is_given = calibration is SPEC_SHEET or pool.chip.name == cluster.chip.name
+            of_pool = calibration if is_given else choose_calibration(pool.chip)
+            estimators.append(resolve_estimator(job, pool, calibration=of_pool, profile=profile))
+        return tuple(estimators)
 
     pool_estimators = estimators_of(cluster.pools)
     first, joined = pool_estimators[0], estimators_of(joined_pools(cluster.pools))
@@ -133,10 +127,6 @@ def _mixed_estimator(
         pools=pool_estimators,
         joined=joined,
     )
-
-
-def _calibration_like(given: Calibration, chip: Chip) -> Calibration:
-    return SPEC_SHEET if given is SPEC_SHEET else choose_calibration(chip)
 
 
 @lru_cache(maxsize=_MOST_ESTIMATORS)
@@ -160,9 +150,10 @@ def _make_estimator(
     machine, recipe = resolve_machine(cluster, calibration, dtype=job.policy.compute), job.policy.recipe
     if recipe is not None:
         if recipe.needs not in cluster.chip.peak_flop_rate:
+            has, policies = cluster.chip.peak_flop_rate, PRECISION_POLICIES.items()
+            runs = [str(name) for name, of in policies if of.compute in has and (of.recipe is None or of.recipe.needs in has)]
             rule = f"{cluster.chip.name} has no units for it ({recipe.needs})"
-            remedy = f"use {', '.join(_trained_precisions(cluster))} or another chip"
-            raise bad_field("precision", job.precision, rule, remedy)
+            raise bad_field("precision", job.precision, rule, f"use {', '.join(runs)} or another chip")
         low = replace(resolve_machine(cluster, calibration, dtype=recipe.product), row_multiple=recipe.row_multiple)
         machine = replace(machine, low=low)
     return make_estimator(job, cluster, machine, profile_for(job, profile), network_at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -233,10 +232,8 @@ class RowCompiler:
                 if work.call:
                     self._calls[work.call] = len(rows)
                 rows.append(_Entry(segment, name, columns, work.repeats, tensors))
-                if work.is_grouped and self._adds_up(op, work):
-                    elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
-                    more = elements.scaled(2.0 * _accumulator_bytes(self.profile, self.activation_bytes) - self.activation_bytes)
-                    self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
+                if work.is_grouped:
+                    self._add_to_gradient(op, sharding, work, segment=segment)
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
@@ -265,13 +262,18 @@ class RowCompiler:
                     only_across=work.only_across,
                 )
 
-    def _adds_up(self, op: Operator, work: Product) -> bool:
-        """Return whether a backward product accumulates weight gradients (read and write) instead of writing them once.
+    def _add_to_gradient(self, op: Operator, sharding: Sharding, work: Product, *, segment: int) -> None:
+        """Add the traffic of a product that accumulates weight gradients (read and write) in addition to that of writing them once.
 
-        The extra traffic is negligible for one weight that all rows share; experts have few rows each.
+        It is negligible for one weight that all rows share; experts have few rows each.
         """
         target = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
-        return target is not None and target.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
+        if target is None or target.role is not TensorRole.PARAMETER or not self.profile.kernels.fuses_gradient_accumulation:
+            return
+        accumulator = 4.0 if self.profile.state.accumulate_dtype == "fp32" else self.activation_bytes
+        elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
+        more = elements.scaled(2.0 * accumulator - self.activation_bytes)
+        self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
 
     def stream(
         self,
@@ -384,10 +386,6 @@ def _with_calls(entries: Sequence[_Entry]) -> Sequence[_Entry]:
     return [entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries]
 
 
-def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> float:
-    return 4.0 if profile.state.accumulate_dtype == "fp32" else activation_bytes
-
-
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
     """Return rows of (segment, name, columns) without repeats or accesses."""
     return _rows([_Entry(*entry) for entry in entries], columns)
@@ -395,8 +393,6 @@ def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequ
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     """Return rows sorted by segment (stable)."""
-    if not entries:
-        return _empty(tuple(columns))
     entries = sorted(entries, key=lambda entry: entry.segment)
     segments = np.array([entry.segment for entry in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(segments, prepend=-1))
@@ -412,21 +408,6 @@ def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
         repeats=repeats if (repeats != 1.0).any() else None,
         accesses=np.array(accesses, dtype=np.int64),
         access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.intp),
-    )
-
-
-@cache
-def _empty(columns: tuple[str, ...]) -> Rows:
-    none = np.empty(0, dtype=np.int64)
-    return Rows(
-        names=(),
-        segments=none,
-        starts=none,
-        present=none,
-        columns=dict.fromkeys(columns, none),
-        repeats=None,
-        accesses=none,
-        access_starts=none,
     )
 
 

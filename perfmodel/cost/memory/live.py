@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 
@@ -88,10 +87,16 @@ class Terms:
 
         Amounts that differ in their base only are one term, whose factor is in bytes.
         """
-        summed = [*map(self._added_up, moments)]
+        summed: list[LiveBytes] = []
         columns: dict[Term, int] = {}
-        for term in chain(*summed):
-            columns.setdefault(term, len(columns))
+        for moment in moments:
+            total: LiveBytes = {}
+            for term, factor in moment.items():
+                unit, base = self.units[term]
+                total[unit] = total.get(unit, 0.0) + factor * base
+            summed.append({term: factor for term, factor in total.items() if factor})
+            for term in summed[-1]:
+                columns.setdefault(term, len(columns))
         factors = np.zeros((len(summed), len(columns)))
         for row, moment in enumerate(summed):
             for term, factor in moment.items():
@@ -99,10 +104,3 @@ class Terms:
         covers = (factors[:, None] >= factors).all(axis=-1)
         is_covered = (covers & ~covers.T | np.triu(covers & covers.T, k=1)).any(axis=0)
         return [summed[row] for row in np.flatnonzero(~is_covered)]
-
-    def _added_up(self, moment: LiveBytes) -> LiveBytes:
-        total: LiveBytes = {}
-        for term, factor in moment.items():
-            unit, base = self.units[term]
-            total[unit] = total.get(unit, 0.0) + factor * base
-        return {term: factor for term, factor in total.items() if factor}

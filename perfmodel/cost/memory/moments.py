@@ -293,17 +293,18 @@ class _Sharded:
         if frozen is not None:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.reduced for unit in self.wide]
-        total: Column | None = None
-        for runs, region, held in zip(self.runs, regions, self.held, strict=True):
-            more = runs * held if region.is_block else held
-            total = more if total is None else total + more
-        self.total = total - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
+        sums = [runs * held if region.is_block else held for runs, region, held in zip(self.runs, regions, self.held, strict=True)]
+        self.total = sum_of(sums) - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
         #: the unit of the shared matrix, until it is reduced
         self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.produced)
         if self.has_last:
             self.reduced[self.last] = self.untied * self.reduced[self.last]
             self.held[self.last] = self.untied * self.held[self.last]
-        self.below = self._below()
+        #: gathered weights of all regions before each, with the unit that stays gathered
+        self.below: list[Any] = [self.lasting]
+        for i in range(self.last):
+            weights = self._of(self.gathered, i)
+            self.below.append(weights + self.below[-1] if i == 0 and self.has_first else self.runs[i] * weights + self.below[-1])
 
     def _units(self, elements: tuple[Any, ...], twice: Column) -> list[Any]:
         """Return the sizes of a unit of each region on this rank; `twice`: elements that both ends hold."""
@@ -324,14 +325,6 @@ class _Sharded:
         if region < 0:
             return 0.0
         return self.untied * values[0] if region == 0 and self.has_first else values[region]
-
-    def _below(self) -> list[Any]:
-        """Return the gathered weights of all regions before each, with the unit that stays gathered."""
-        below: list[Any] = [self.lasting]
-        for i in range(self.last):
-            weights = self._of(self.gathered, i)
-            below.append(weights + below[-1] if i == 0 and self.has_first else self.runs[i] * weights + below[-1])
-        return below
 
     def _up_to(self, region: int, total: Column | None = None) -> Any:
         """Return the gathered weights of a region and of those before it, as in forward, plus `total`."""

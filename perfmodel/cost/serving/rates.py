@@ -16,7 +16,6 @@ from perfmodel.hardware.serving_kernels import (
     TYPICAL,
     CachedAttentionModel,
     GroupedWeightModel,
-    ServingKernels,
     SmallAllReduceModel,
     WeightProductModel,
 )
@@ -109,7 +108,7 @@ def serving_rates(
     """
     base_rate = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
     return ServingRates(
-        all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
+        all_reduce=_all_reduce_rates(cluster, calibration),
         plain=plain,
         grouped=grouped,
         decode_attention=decode_attention,
@@ -124,11 +123,11 @@ def serving_rates(
     )
 
 
-def _all_reduce_rates(cluster: Cluster, calibration: Calibration, kernels: ServingKernels) -> AllReduceRates:
+def _all_reduce_rates(cluster: Cluster, calibration: Calibration) -> AllReduceRates:
     tier = cluster.tiers[0]
     bandwidth = calibration.peaks.get(f"{SCALE_UP}_bandwidth", tier.link.bandwidth)
     is_linked = tier.peer_to_peer and tier.topology in (Topology.SWITCH, Topology.FULL_MESH) and not cluster.is_scale_out(tier)
-    models: Mapping[str, SmallAllReduceModel] = {**TYPICAL.small_all_reduce, **kernels.small_all_reduce}
+    models: Mapping[str, SmallAllReduceModel] = {**TYPICAL.small_all_reduce, **calibration.serving.small_all_reduce}
 
     def rates(kernel: str) -> tuple[float, float, float]:
         model = models[kernel]

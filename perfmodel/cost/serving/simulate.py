@@ -202,7 +202,15 @@ class _Run:
             while self.events and self.events[0][0] <= self.now:
                 _, _, action, arguments = heappop(self.events)
                 action(*arguments)
-            self._assign()
+            while self.transferred:  # to the decode worker with the fewest requests
+                engine = min(self.decoding, key=lambda candidate: candidate.num_requests)
+                if engine.num_requests >= engine.slots:
+                    break
+                request = self.transferred.popleft()
+                engine.join(request, self.now)
+                if request.output <= 1:
+                    engine.joining.pop()
+                    self._answered(request, engine)
             until = self.events[0][0] if self.events else float("inf")
             if len(self.engines) > 1:  # steps of others may end earlier
                 until = self.now
@@ -237,34 +245,19 @@ class _Run:
             engine.release(request)
             self._answered(request, engine)
         for request in prefilled:
-            if self.handover is not None:
-                self._transfer(request, engine, self.handover)
+            if (handover := self.handover) is not None:
+                # caches are sent one after another; all layers but the last may be sent during the prefill
+                layers, sending = _one(handover.layers), _one(handover.token_bytes) * request.cached / _one(handover.bandwidth)
+                begun = max(engine.link_free, self.now - (1 - 1 / layers) * (self.now - request.begun))
+                engine.link_free = max(begun + sending, self.now + sending / layers)
+                self.engines.sort(key=lambda other: other.link_free)  # the next prompt goes to the free worker whose links are free first
+                self._at(engine.link_free + _one(handover.latency), self.transferred.append, request)
                 continue
             if request.first < 0:
                 request.first = self.now
             else:  # recomputed after a preemption
                 self.gaps.append((self.now - request.last, 1))
             if not engine.start(request, self.now):
-                self._answered(request, engine)
-
-    def _transfer(self, request: DrawnRequest, engine: SimulatedEngine, handover: Handover) -> None:
-        """Send the cache of a prompt after those before it; all layers but the last may be sent during the prefill."""
-        layers, sending = _one(handover.layers), _one(handover.token_bytes) * request.cached / _one(handover.bandwidth)
-        begun = max(engine.link_free, self.now - (1 - 1 / layers) * (self.now - request.begun))
-        engine.link_free = max(begun + sending, self.now + sending / layers)
-        self.engines.sort(key=lambda other: other.link_free)  # the next prompt goes to the free worker whose links are free first
-        self._at(engine.link_free + _one(handover.latency), self.transferred.append, request)
-
-    def _assign(self) -> None:
-        """Give transferred requests to the decode workers with free slots."""
-        while self.transferred:
-            engine = min(self.decoding, key=lambda candidate: candidate.num_requests)
-            if engine.num_requests >= engine.slots:
-                return
-            request = self.transferred.popleft()
-            engine.join(request, self.now)
-            if request.output <= 1:
-                engine.joining.pop()
                 self._answered(request, engine)
 
     def _answered(self, request: DrawnRequest, engine: SimulatedEngine) -> None:

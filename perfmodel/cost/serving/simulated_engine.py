@@ -113,8 +113,16 @@ class SimulatedEngine:
         decodes = bool(self.running) and (self.chunked or not self.pieces)
         if not (self.pieces or decodes):
             return 0.0
-        if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
-            self._evict(now)
+        while decodes and not self.reserves and len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
+            # the cache is full: the request admitted last returns to the head of the queue and is recomputed with its answer
+            request = next(reversed(self.running.values()))
+            generated = (self.decoded - request.joined) * request.growth
+            self.release(request)
+            request.emitted += round(generated)
+            request.left, request.cached = request.held + generated, 0.0
+            request.last = now
+            self.waiting.appendleft(request)
+            self.preemptions += 1
         sequences = self.decoding = len(self.running) if decodes else 0
         self.num_steps, taken = 1, 0.0
         if decodes and not self.pieces:
@@ -133,10 +141,26 @@ class SimulatedEngine:
         """End the step; return the requests with all their tokens, still to be released, and those whose prompt is prefilled."""
         self.is_stepping = False
         self.steps += self.num_steps
-        answered = self._decode(now) if self.decoding else []
         prefilled = [request for request in self.pieces if request.left <= 0]
         for _ in prefilled:
             self.prefilling.popleft()
+        if not self.decoding:
+            return [], prefilled
+        self.decoded += self.num_steps
+        if self.chunked or self.num_steps > 1:
+            self.gaps.append((self.taken / self.num_steps, self.decoding * self.num_steps))
+        else:
+            old = self.decoding - len(self.fresh)
+            if old > 0:
+                self.gaps.append((now - self.last_decode, old))
+            self.gaps.extend((now - last, 1) for last in self.fresh)
+            self.fresh.clear()
+        self.last_decode = now
+        answered = [
+            request
+            for request in dict.fromkeys(self.ending.pop(self.decoded, ()))  # a preempted one may end when it would have
+            if self.running.get(request.number) is request and request.joined + request.steps == self.decoded
+        ]
         return answered, prefilled
 
     def start(self, request: DrawnRequest, since: float) -> bool:
@@ -226,24 +250,6 @@ class SimulatedEngine:
         self.prefilling.append(self.waiting.popleft())
         return True
 
-    def _decode(self, now: float) -> list[DrawnRequest]:
-        """Add the tokens of a step to all sequences that decode in it; return the requests that it completes."""
-        self.decoded += self.num_steps
-        if self.chunked or self.num_steps > 1:
-            self.gaps.append((self.taken / self.num_steps, self.decoding * self.num_steps))
-        else:
-            old = self.decoding - len(self.fresh)
-            if old > 0:
-                self.gaps.append((now - self.last_decode, old))
-            self.gaps.extend((now - last, 1) for last in self.fresh)
-            self.fresh.clear()
-        self.last_decode = now
-        return [
-            request
-            for request in dict.fromkeys(self.ending.pop(self.decoded, ()))  # a preempted one may end when it would have
-            if self.running.get(request.number) is request and request.joined + request.steps == self.decoded
-        ]
-
     def release(self, request: DrawnRequest) -> None:
         """Remove a running request, with its cache."""
         del self.running[request.number]
@@ -253,18 +259,3 @@ class SimulatedEngine:
         self.used -= request.reserved + (0.0 if self.reserves else grown)
         if not self.running:
             self.cached = self.growth = 0.0
-
-    def _evict(self, now: float) -> None:
-        """Preempt the requests admitted last while the cache is full.
-
-        They return to the head of the queue and are recomputed with their answers.
-        """
-        while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
-            request = next(reversed(self.running.values()))
-            generated = (self.decoded - request.joined) * request.growth
-            self.release(request)
-            request.emitted += round(generated)
-            request.left, request.cached = request.held + generated, 0.0
-            request.last = now
-            self.waiting.appendleft(request)
-            self.preemptions += 1

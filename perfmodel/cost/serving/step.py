@@ -179,14 +179,21 @@ class StepCosts:
         mixers, last = program.of_mixers, program.of_mixers - 1
         counts = program.counts
         layers = counts[:last]
-        sent, gathered = self._boundary_times(program, step)
+        # sends between stages, and a gather before the head by ranks that share prompts
+        hidden, sent = step.element_bytes * program.model.hidden_size, np.zeros_like(step.padded)
+        gather, gathered = COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], step.padded * step.sharing * hidden
+        gather_time = engine_collective_time(gather, gathered, step.groups["pcp"], self.machine, self.engine.kernels)
+        if np.max(self.pp) > 1:
+            repeats = step.padded.size // len(self.pp)
+            pp, hop = np.tile(self.pp, repeats), [np.tile(hop, repeats) for hop in self.grid.hop]
+            sent = np.where(pp > 1, (pp - 1.0) * send_time(step.padded * hidden, pp, hop, self.machine), 0.0)
         parts = {
             "products": _ordered_sum(layers, times.matmul[:last]),
             "experts": _ordered_sum(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
             "attention": _ordered_sum(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
             "passes": _ordered_sum(layers, times.streaming[:last]),
             "communication": _ordered_sum(layers, times.communication[:last] + times.communication[mixers:-1]),
-            "logits": times.matmul[last] + times.streaming[last] + times.communication[last] + gathered,
+            "logits": times.matmul[last] + times.streaming[last] + times.communication[last] + gather_time,
             "pipeline_sends": sent,
         }
         device = sum(parts.values(), np.zeros(()))
@@ -215,19 +222,6 @@ class StepCosts:
         low = np.maximum(np.floor(rows + 1e-9), 1.0)
         least = captured(low)
         return np.asarray(least + np.maximum(rows - low, 0.0) * (captured(low + 1.0) - least))
-
-    def _boundary_times(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
-        """Return the times of sends between stages, and of the gather before the head by ranks that share prompts."""
-        hidden = step.element_bytes * program.model.hidden_size
-        rows, of_pcp = step.padded, step.groups["pcp"]
-        gather = COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]
-        gathered = engine_collective_time(gather, rows * step.sharing * hidden, of_pcp, self.machine, self.engine.kernels)
-        if np.max(self.pp) <= 1:
-            return np.zeros_like(rows), gathered
-        repeats = rows.size // len(self.pp)
-        pp = np.tile(self.pp, repeats)
-        send = send_time(rows * hidden, pp, [np.tile(hop, repeats) for hop in self.grid.hop], self.machine)
-        return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
     def _host(self, program: ServingProgram, device: Array, step: EngineStep) -> Array:
         """Return the exposed host time: launches without CUDA graphs, and the engine's time per step and per sequence."""
