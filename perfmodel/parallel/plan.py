@@ -135,8 +135,13 @@ class Plan:
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, in an order for readers."""
-    job, layout, cuts = plan.job, plan.layout, _cuts_to_dict(plan)
-    without = DEFAULT_ORDER if plan.assignment is None else (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
+    job, layout, cuts = plan.job, plan.layout, dict[str, Any]()
+    without: tuple[str, ...] = DEFAULT_ORDER
+    if plan.assignment is None:
+        cuts = {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
+    else:
+        cuts = {"assignment": plan.assignment.to_dict()}
+        without = (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
@@ -169,13 +174,6 @@ def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
         return values | {name: part_to_plain(part) for name, part in parts.items() if part}
     sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
     return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
-
-
-def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
-    """Return the sharding of operators: rules, or an assignment."""
-    if plan.assignment is None:
-        return {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
-    return {"assignment": plan.assignment.to_dict()}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:

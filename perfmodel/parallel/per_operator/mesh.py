@@ -45,7 +45,7 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
     left, inner = num_chips, 1
     for tier, size in enumerate(tier_sizes):
         is_last = tier == len(tier_sizes) - 1
-        degree = left if is_last else _greatest_divisor(left, max(1, size // inner))
+        degree = left if is_last else max(d for d in range(1, min(left, max(1, size // inner)) + 1) if left % d == 0)
         inner *= degree
         left //= degree
         factors.append(sorted(_prime_factors(degree), reverse=True))
@@ -58,10 +58,6 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
         for tier, sizes in reversed(list(enumerate(factors)))
         for i, size in enumerate(sizes)
     )
-
-
-def _greatest_divisor(number: int, most: int) -> int:
-    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
 
 
 def _prime_factors(number: int) -> list[int]:
