@@ -43,7 +43,9 @@ def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> Shard
             epilogues.add(op.name)
         elif not profile.kernels.fuses_elementwise:
             # without a partial sum (a group of one rank) the product adds the bias
-            operators[op.name] = _only_across(operators[op.name], axes)
+            product = operators[op.name]
+            forward = (replace(work, only_across=axes) if isinstance(work, Stream) else work for work in product.forward)
+            operators[op.name] = replace(product, forward=tuple(forward))
     internal = {
         tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
     }
@@ -101,7 +103,8 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
-        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
+        looks_up = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
+        if profile.kernels.fuses_gradient_accumulation and not looks_up:
             # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
@@ -260,11 +263,6 @@ def _epilogues(graph: Graph) -> Iterator[Operator]:
             yield op
 
 
-def _only_across(op: Operator, axes: frozenset[str]) -> Operator:
-    """Return the operator with forward traffic only where `axes` have more than one rank."""
-    return replace(op, forward=tuple(replace(work, only_across=axes) if isinstance(work, Stream) else work for work in op.forward))
-
-
 def _biases(graph: Graph) -> Iterator[tuple[Operator, Operator]]:
     """Yield the operators that add a parameter and save nothing (the gradient of the sum is that of the input), each with its producer."""
     for op in graph.operators:
@@ -341,11 +339,6 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
         backward=tuple(left(op.backward, gradients_alone=True)),
         saved=tuple(data for data in op.saved if not is_made_again(data)),
     )
-
-
-def _looks_up(op: Operator) -> bool:
-    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
-    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
 _NORMS = ("rms_norm", "layer_norm")

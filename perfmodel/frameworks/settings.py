@@ -83,18 +83,6 @@ def _bucket(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(bucket_bytes=float(value) * 2**20)
 
 
-def _bucketing(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if value is True:
-        return profile.having(overlaps_gradients=ZERO_STAGES)
-    return profile.having(bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
-
-
-def _fused_optimizer(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if not isinstance(value, bool):
-        return profile
-    return profile.having(optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
-
-
 def _fp8_recipe(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fp8_matmul_rate_fraction=profile.rates.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
@@ -114,11 +102,6 @@ def _delayed_weight_gradients(profile: ExecutionProfile, value: object) -> Execu
 
 def _release(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return replace(profile, release=str(value))
-
-
-def _mixed_precision(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Apply Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
-    return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
 
 
 def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
@@ -172,17 +155,19 @@ def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
 
 
-def _frozen_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(stores_frozen_float32=value == "float32")
+def _options(of_values: Mapping[bool | str, Mapping[str, object]]) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
+    """Return the change of a setting with fixed options for some of its values; other values change nothing."""
+
+    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+        options = of_values.get(value) if isinstance(value, bool | str) else None
+        return profile if options is None else profile.having(**options)
+
+    return change
 
 
 def _switch(field: str, *, on: object = True, off: object = False) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
     """Return the change of a setting that selects one of two values of an option."""
-
-    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-        return profile.having(**{field: on if value else off}) if isinstance(value, bool) else profile
-
-    return change
+    return _options({True: {field: on}, False: {field: off}})
 
 
 def _number(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
@@ -208,10 +193,6 @@ def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     axes = (*runs.axes, "cp") if value in runs.context_forms else runs.axes
     runs = replace(runs, rules=rules, axes=tuple(dict.fromkeys(axes)))
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)
-
-
-def _async_tp(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
 
 QUERY_GRADIENT_BYTES = 4.0
@@ -254,7 +235,7 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "loss_traffic": _number("logit_bytes"),
     "loss_memory": _loss_memory,
     "allocator_factor": _number("reserve_factor"),
-    "frozen_weights": _frozen_weights,
+    "frozen_weights": _options({"float32": {"stores_frozen_float32": True}, "compute": {"stores_frozen_float32": False}}),
     "float32_norms": _switch("norms_keep_float32"),
     "adapter_dropout": _switch("adapter_dropout"),
     "float32_rest": _switch("quantized_rest_float32"),
@@ -269,15 +250,20 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "compile": _compile,
     "cuda_graphs": _cuda_graphs,
     "gradient_bucket_mb": _bucket,
-    "gradient_bucketing": _bucketing,
-    "fused_optimizer": _fused_optimizer,
+    "gradient_bucketing": _options({True: {"overlaps_gradients": ZERO_STAGES}, False: {"overlaps_gradients": (), "bucket_bytes": 0.0}}),
+    "fused_optimizer": _options(
+        {
+            True: {"optimizer_bytes_factor": 1.0, "optimizer_copies": False},
+            False: {"optimizer_bytes_factor": EAGER_ADAMW, "optimizer_copies": True},
+        }
+    ),
     "fp32_gradient_accumulation": _switch("accumulate_dtype", on="fp32", off="compute"),
     "fp32_gradient_reduction": _switch("reduce_dtype", on="fp32", off="compute"),
     "blocking_sends": _switch("pp_overlap", on=False, off=True),
     "whole_gradient_sends": _switch("sends_whole_gradients"),
     "mask_sends": _switch("sends_attention_mask"),
     "nccl_rings": _switch("flat_rings"),
-    "async_tp": _async_tp,
+    "async_tp": _options({True: {"tp_overlap_fraction": ASYNC_TP_OVERLAP}}),
     # collectives of backward overlap with the matrix multiply of the other gradient
     "tp_async": _switch("tp_backward_overlap_fraction", on=TP_ASYNC_OVERLAP, off=0.0),
     "moe_overlap": _exchanges,
@@ -290,7 +276,8 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "attention_kernel": _attention_kernel,
     "cp_form": _context_form,
     "fp8_recipe": _fp8_recipe,
-    "mixed_precision_mode": _mixed_precision,
+    # Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)
+    "mixed_precision_mode": _options({"DEFAULT": {"reduce_dtype": "fp32"}}),
 }
 
 
