@@ -221,7 +221,11 @@ def enumerate_labels(
                 break
         labels = blocks[0] if len(blocks) == 1 else _undominated(_joined(blocks))
         if len(labels.costs) > most_labels:
-            labels = labels.take(_some(labels, most_labels))
+            # half of them by least reduced cost at the first price, and half evenly over the weights of the others
+            best, others = np.split(np.argsort(labels.reduced[0], kind="stable"), [most_labels // 2])
+            by_weight = others[np.argsort(labels.weights[others], kind="stable")]
+            sample = by_weight[np.linspace(0, len(others) - 1, most_labels - len(best)).astype(np.int64)]
+            labels = labels.take(np.sort(np.concatenate([best, sample])))
             is_complete = False
         count += len(labels.costs)
         history.append((labels.parents.astype(np.int32), labels.chosen.astype(np.int32)))
@@ -274,15 +278,6 @@ def _extend(
         parents=parents + start,
         chosen=chosen,
     )
-
-
-def _some(labels: Labels, count: int) -> Integers:
-    """Select half of the labels by least reduced cost at the first price, and half evenly over the weights of the others."""
-    ranked = np.argsort(labels.reduced[0], kind="stable")
-    best, others = ranked[: count // 2], ranked[count // 2 :]
-    by_weight = others[np.argsort(labels.weights[others], kind="stable")]
-    spread = by_weight[np.linspace(0, len(others) - 1, count - len(best)).astype(np.int64)]
-    return np.sort(np.concatenate([best, spread]))
 
 
 def _undominated(labels: Labels) -> Labels:
