@@ -121,7 +121,11 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     if profile.kernels.fuses_experts:
         joined |= {op.name: replace(operators[op.name], forward=(), backward=()) for op in _expert_output_biases(graph)}
     elif profile.kernels.adds_expert_bias_apart:
-        joined |= {op.name: _weighted_pieces(operators[op.name], graph) for op in _expert_output_biases(graph)}
+        for op in _expert_output_biases(graph):
+            rows = graph.extent(op.output)
+            pieces = [Data(extent=rows, itemsize=num_bytes) for num_bytes in (PIECES_FORWARD, PIECES_BACKWARD)]
+            forward, backward = ((Stream(kernel="add", elements=rows, accesses=(moved,)),) for moved in pieces)
+            joined[op.name] = replace(operators[op.name], forward=forward, backward=backward)
     if not profile.kernels.fuses_elementwise:
         internal = set()
     if internal:
@@ -235,7 +239,11 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
     rewritten: dict[str, Operator] = {}
     for reader in operators.values():
         maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
-        if maker is None or not _is_gate(maker, graph):
+        if maker is None or maker.kind != "elementwise" or maker.settings.get("function") != "mul" or len(maker.inputs) != 2:
+            continue
+        # a gate multiplies two activations, one of them after an activation function
+        factors = [graph.producer(operand.tensor) for operand in maker.inputs]
+        if not any(factor is not None and factor.settings.get("function") in ACTIVATIONS for factor in factors):
             continue
         gate = operators[maker.name]
         result = Data(extent=graph.extent(gate.output), itemsize=graph.tensors[gate.output.tensor].itemsize)
@@ -246,14 +254,6 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
             reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result)),
         }
     return rewritten
-
-
-def _is_gate(op: Operator, graph: Graph) -> bool:
-    """Return whether an operator multiplies two activations, one of them after an activation function."""
-    if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
-        return False
-    producers = [graph.producer(operand.tensor) for operand in op.inputs]
-    return any(producer is not None and producer.settings.get("function") in ACTIVATIONS for producer in producers)
 
 
 def _epilogues(graph: Graph) -> Iterator[Operator]:
@@ -287,16 +287,6 @@ def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
         is_grouped = any(isinstance(work, Product) and work.is_grouped for work in producer.forward)
         if is_grouped and any(reader.kind in ("permute", "unpermute") for reader, _ in graph.consumers(op.output.tensor)):
             yield op
-
-
-def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
-    """Return the addition of a bias as separate kernels."""
-    rows = graph.extent(op.output)
-
-    def moved(num_bytes: float) -> tuple[Work, ...]:
-        return (Stream(kernel="add", elements=rows, accesses=(Data(extent=rows, itemsize=num_bytes),)),)
-
-    return replace(op, forward=moved(PIECES_FORWARD), backward=moved(PIECES_BACKWARD))
 
 
 def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:
@@ -352,14 +342,19 @@ def with_engine(derivation: ShardedGraph, *, fuses: bool, low_parts: Collection[
     low_parts  parts whose weights are quantised
     """
     graph = derivation.graph
-    calls = _calls(derivation) if fuses else {}
     fused = _fused_along(graph) if fuses else set()
+    # products with weights that read one tensor in one layout are one call, with the name of the first of them
+    first: dict[tuple[str, str, Layout], Operator] = {}
+    calls: dict[str, Operator] = {}
+    for op in graph.operators if fuses else ():
+        if weight_of(op, graph) is not None:
+            calls[op.name] = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
 
     def work(op: Operator, kernel: Work) -> Work:
         if isinstance(kernel, Product):
             weight = weight_of(op, graph)
-            low = weight is not None and graph.tensors[calls.get(op.name, (op, ""))[0].inputs[1].tensor].part in low_parts
-            return replace(kernel, is_low=low, call=calls[op.name][1] if op.name in calls else "")
+            low = weight is not None and graph.tensors[calls.get(op.name, op).inputs[1].tensor].part in low_parts
+            return replace(kernel, is_low=low, call=calls[op.name].name if op.name in calls else "")
         return replace(kernel, is_fused=True) if isinstance(kernel, Stream) and op.name in fused else kernel
 
     def rewritten(op: Operator) -> Operator:
@@ -377,17 +372,6 @@ def weight_of(op: Operator, graph: Graph) -> Tensor | None:
         return None
     tensor = graph.tensors[op.inputs[1].tensor]
     return tensor if tensor.part != "other" else None
-
-
-def _calls(derivation: ShardedGraph) -> dict[str, tuple[Operator, str]]:
-    """Return the call of each product with weights: products that read one tensor in one layout share the first product and its name."""
-    first: dict[tuple[str, str, Layout], Operator] = {}
-    calls = {}
-    for op in derivation.graph.operators:
-        if weight_of(op, derivation.graph) is not None:
-            first_operator = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
-            calls[op.name] = (first_operator, first_operator.name)
-    return calls
 
 
 def _fused_along(graph: Graph) -> set[str]:
