@@ -35,7 +35,6 @@ from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_to_plain
-from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -137,6 +136,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, in an order for readers."""
     job, layout, cuts = plan.job, plan.layout, dict[str, Any]()
     without: tuple[str, ...] = DEFAULT_ORDER
+    if isinstance(job.model, TransformerConfig):
+        model = {field.name: getattr(job.model, field.name) for field in fields(job.model)}
+        parts = {name: model.pop(name) for name in (*PARTS, "kinds")}
+        model |= {name: part_to_plain(part) for name, part in parts.items() if part}
+    else:
+        sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in job.model.sizes.items()}
+        model = {"network": job.model.name, "sizes": sizes, "inputs": list(job.model.inputs)}
     if plan.assignment is None:
         cuts = {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
     else:
@@ -146,7 +152,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
         "job": {
-            "model": _model_to_dict(job.model),
+            "model": model,
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "precision": str(job.precision),
@@ -165,15 +171,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
         "calibration": plan.calibration,
     }
-
-
-def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
-    if isinstance(model, TransformerConfig):
-        values = {field.name: getattr(model, field.name) for field in fields(model)}
-        parts = {name: values.pop(name) for name in (*PARTS, "kinds")}
-        return values | {name: part_to_plain(part) for name, part in parts.items() if part}
-    sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
-    return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:

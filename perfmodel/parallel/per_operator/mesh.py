@@ -48,7 +48,14 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
         degree = left if is_last else max(d for d in range(1, min(left, max(1, size // inner)) + 1) if left % d == 0)
         inner *= degree
         left //= degree
-        factors.append(sorted(_prime_factors(degree), reverse=True))
+        primes, divisor = list[int](), 2
+        while degree > 1:
+            if degree % divisor == 0:
+                primes.insert(0, divisor)
+                degree //= divisor
+            else:
+                divisor += 1
+        factors.append(primes)
     while most and sum(map(len, factors)) > max(most, sum(map(bool, factors))):
         longest = max(factors, key=len)
         longest[-2:] = [longest[-1] * longest[-2]]
@@ -58,16 +65,6 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
         for tier, sizes in reversed(list(enumerate(factors)))
         for i, size in enumerate(sizes)
     )
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
 
 
 __all__ = ["STAGES", "MeshAxis", "axes_mask", "mesh_axes"]
