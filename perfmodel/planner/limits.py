@@ -311,7 +311,10 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
     pools = pools_of(estimator)
     usable = sum(pool.machine.memory.usable * pool.cluster.num_chips for pool in pools) / estimator.cluster.num_chips
-    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(usable)
+    job, sizes = estimator.job, estimator.programs.sizes
+    frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
+    trained = num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
+    least = (frozen + trained) / memory_rule(prober.headroom, prober.risk).allowed(usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
@@ -347,13 +350,6 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
 def _chips_text(state: Probe) -> str:
     cluster = state.estimator.cluster
     return chips_text(cluster.num_chips) + (f" ({cluster.name})" if cluster.pools else "")
-
-
-def _least_state(estimator: Estimator) -> float:
-    """Return the bytes of weights and optimizer state, each counted once."""
-    job, sizes = estimator.job, estimator.programs.sizes
-    frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
-    return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 
 
 def chip_counts(estimator: Estimator) -> list[int]:

@@ -95,7 +95,14 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
         operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
         key = vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
         if key not in known:
-            splits = _configurations(vertex, num_devices)
+            # a convolution is not split over its pixels, as halos have no cost in PaSE
+            unsplit = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
+            sizes = {name: 1 if name in unsplit else size for name, size in vertex.dims.items()}
+            for operand in (*vertex.inputs, *vertex.outputs) if vertex.kind is ImportedKind.ATTENTION else ():
+                for name, size in zip(operand.dims, operand.shape, strict=True):
+                    if name:  # parts divide the fewest entries that some tensor has along a dim (heads)
+                        sizes[name] = math.gcd(sizes[name], size)
+            splits = pase_configurations(layer(LayerKind.ELEMENTWISE, sizes), num_devices=num_devices, smallest_share=SMALLEST_SHARE)
             total: Array = np.zeros(len(splits))
             names = list(vertex.dims)
             for operator, of_dims in _layers(vertex):
@@ -105,21 +112,6 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
         configurations.append(splits)
         costs.append(cost)
     return configurations, costs
-
-
-def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
-    """Return every split of the dims that may be split.
-
-    If some tensor of an attention has fewer entries along a dim (heads), the parts must divide those. As in PaSE, a convolution is not
-    split over its pixels: halos have no cost there.
-    """
-    unsplit = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
-    sizes = {name: 1 if name in unsplit else size for name, size in vertex.dims.items()}
-    for operand in (*vertex.inputs, *vertex.outputs):
-        for name, size in zip(operand.dims, operand.shape, strict=True):
-            if name and vertex.kind is ImportedKind.ATTENTION:
-                sizes[name] = math.gcd(sizes[name], size)
-    return pase_configurations(layer(LayerKind.ELEMENTWISE, sizes), num_devices=num_devices, smallest_share=SMALLEST_SHARE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,14 @@ def data_parallel(network: Graph) -> Filter:
 
 def one_weird_trick(network: Graph) -> Filter:
     """Shard the batch; for fully connected layers the output features, for the loss the classes."""
-    heads, samples = _after_flattening(network), sample_dims(network)
+    samples = sample_dims(network)
+    spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
+    # the operators from the first one on whose output has no height
+    heads, flat = set[str](), set[str]()
+    for operator in network.operators:
+        if operator.output.tensor not in spatial and any(operand.tensor in spatial | flat for operand in operator.inputs):
+            heads.add(operator.name)
+            flat.add(operator.output.tensor)
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
         batch = samples.get(operator.name, "")
@@ -100,18 +107,3 @@ def _only(rows: Configurations, dim: str) -> Rows:
         parts = rows.parts[:, rows.dims.index(dim)]
         only &= parts == parts[only].max()
     return np.asarray(only)
-
-
-def _after_flattening(network: Graph) -> set[str]:
-    """Return the names of the operators from the first one on whose output has no height."""
-    spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
-    if not spatial:
-        return set()
-    names: set[str] = set()
-    tensors: set[str] = set()
-    for operator in network.operators:
-        from_flat = any(operand.tensor in tensors for operand in operator.inputs)
-        if operator.output.tensor not in spatial and (from_flat or any(operand.tensor in spatial for operand in operator.inputs)):
-            names.add(operator.name)
-            tensors.add(operator.output.tensor)
-    return names

@@ -157,44 +157,30 @@ class _Search:
         if not len(rows):
             return
         self.tables.add_microbatches(rule, rows)
-        bounds = self._least_times(rule, rows)
-        memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
+        table, keys, pp = self.tables.micro[rule], self.tables.micro_keys[rule][rows], self.pp[rows]
+        per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
+        m = per_replica[:, None] / np.array(self.tables.sizes)  # not whole where the micro-batch does not divide
+        # a lower bound of step times: passes of a mean rank with the least pipeline bubble
+        most = {degree: most_chunks(groups) for degree, groups in self.pipelines.items()}
+        most_virtual = np.array([most[degree] for degree in pp.tolist()])[:, None]
+        weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp[:, None], most_virtual), inf)
+        bounds = np.moveaxis(self.tables.passes[rule][:, keys] * weights * LESS, 0, -1)
+        # and of the activations of blocks on the first rank: 1f1b keeps min(m, pp) microbatches in flight, gpipe m;
+        # interleaving keeps at least pp of each virtual stage
+        kept = np.minimum.reduce([table.kept[i][:, keys] for i, region in enumerate(table.program.regions) if region.is_block])
+        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
+        alive = blocks[:, None] * np.minimum(m, pp[:, None])
+        kept = np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
+        memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + kept)
         if self.by_memory:
             bounds = np.where(bounds < inf, memory.min(axis=0), inf)
         may_fit = memory <= self.capacity
         bounds = np.where(may_fit.any(axis=0), bounds, inf)
-        pp, possible = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
+        possible = (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
         for degree in np.unique(pp[possible]):
             at = np.flatnonzero(possible & (pp == degree))
             least = float(bounds[at].min())
             yield _Group(rule=rule, pp=int(degree), rows=rows[at], bounds=bounds[at], may_fit=may_fit[:, at], least=least)
-
-    def _num_microbatches(self, rows: Index) -> Array:
-        """Return numbers of microbatches [rows, micro-batches], not whole where the micro-batch does not divide."""
-        per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
-        return np.asarray(per_replica[:, None] / np.array(self.tables.sizes))
-
-    def _least_kept(self, rule: int, rows: Index) -> Array:
-        """Return a lower bound of the blocks' activation memory on the first rank. [rows, micro-batches, recompute], in bytes
-
-        1f1b keeps min(m, pp) microbatches in flight, gpipe m; interleaving keeps at least pp of each virtual stage.
-        """
-        table = self.tables.micro[rule]
-        keys, pp = self.tables.micro_keys[rule][rows], self.pp[rows]
-        is_block = [region.is_block for region in table.program.regions]
-        kept = np.minimum.reduce([table.kept[i][:, keys] for i in np.flatnonzero(is_block)])
-        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
-        alive = blocks[:, None] * np.minimum(self._num_microbatches(rows), pp[:, None])
-        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
-
-    def _least_times(self, rule: int, rows: Index) -> Array:
-        """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
-        tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
-        keys = tables.micro_keys[rule][rows]
-        most = {pp: most_chunks(groups) for pp, groups in self.pipelines.items()}
-        most_virtual = np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None]
-        weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp, most_virtual), inf)
-        return np.moveaxis(tables.passes[rule][:, keys] * weights * LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
         """Return lower bounds of fixed memory, of a mean rank and of the first; infinite without the stage. [2, ZeRO stages, rows]"""

@@ -147,9 +147,37 @@ def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Evaluate every layout key with every micro-batch."""
-    return join_tables(
-        [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
-    )
+    parts = []
+    for piece in _pieces(grid, TABLE_COLUMNS // len(sizes)):
+        shape = num_keys, num_sizes = piece.num_rows, len(sizes)
+        wide = take_grid(piece, np.repeat(np.arange(num_keys), num_sizes))
+        microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
+        micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
+        stacked, peaks, forward, run_ahead = [], [], [], []
+        by_region: dict[str, list[list[Array]]] = {"ends": [], "weights": [], "postponed": [], "kept": []}
+        for recompute in recomputes:
+            times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
+            every = (*times.forward, *times.backward, *times.free_forward, *times.free_backward)
+            stacked.append([values.reshape(shape) for values in every])
+            terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
+            for rows, values in zip(by_region.values(), (times.ends, times.weights, terms.postponed, terms.kept), strict=True):
+                rows.append([np.broadcast_to(value, num_keys * num_sizes).reshape(shape) for value in values])
+            peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
+            forward.append([values.reshape(shape) for values in terms.forward])
+            run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
+        parts.append(
+            MicrobatchTable(
+                program=program,
+                times=np.array(stacked).swapaxes(0, 1),
+                **{name: np.array(rows).reshape(len(recomputes), -1, *shape).swapaxes(0, 1) for name, rows in by_region.items()},
+                peaks=np.array(peaks).swapaxes(0, 1),
+                run_ahead=np.array(run_ahead),
+                forward=np.array(forward).swapaxes(0, 1),
+                boundary=micro.boundary.reshape(shape),
+                logits=micro.logits.reshape(shape),
+            )
+        )
+    return join_tables(parts)
 
 
 def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
@@ -166,37 +194,6 @@ def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
     """Split the rows of a grid into parts of at most `most` rows."""
     step = max(most, 1)
     return [take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))) for begin in range(0, grid.num_rows, step)]
-
-
-def _microbatch_part(
-    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
-) -> MicrobatchTable:
-    num_keys, num_sizes = grid.num_rows, len(sizes)
-    wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
-    microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
-    micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
-    shape = (num_keys, num_sizes)
-    stacked, peaks, forward, run_ahead = [], [], [], []
-    by_region: dict[str, list[list[Array]]] = {"ends": [], "weights": [], "postponed": [], "kept": []}
-    for recompute in recomputes:
-        times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
-        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
-        terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
-        for rows, values in zip(by_region.values(), (times.ends, times.weights, terms.postponed, terms.kept), strict=True):
-            rows.append([np.broadcast_to(value, num_keys * num_sizes).reshape(shape) for value in values])
-        peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
-        forward.append([values.reshape(shape) for values in terms.forward])
-        run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
-    return MicrobatchTable(
-        program=program,
-        times=np.array(stacked).swapaxes(0, 1),
-        **{name: np.array(rows).reshape(len(recomputes), -1, *shape).swapaxes(0, 1) for name, rows in by_region.items()},
-        peaks=np.array(peaks).swapaxes(0, 1),
-        run_ahead=np.array(run_ahead),
-        forward=np.array(forward).swapaxes(0, 1),
-        boundary=micro.boundary.reshape(shape),
-        logits=micro.logits.reshape(shape),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
