@@ -7,7 +7,7 @@ memory are promising. They are rows [rows, 1, 1, schedules] of one pipeline degr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from operator import itemgetter
@@ -25,7 +25,15 @@ from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Inde
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
-from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
+from perfmodel.planner.uniform.space import (
+    LAYOUT_COLUMNS,
+    LayoutRows,
+    PipelineChoice,
+    PipelineGroup,
+    Space,
+    layout_blocks,
+    recompute_choices,
+)
 from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.sweep import check_searchable, memory_limit_of, plan_of
@@ -59,6 +67,7 @@ def best_plan(
     tables = Tables(
         estimator, space, blocks, kept_tables or KeptTables(), attention=attention, recomputes=recomputes, recompute_operators=operators
     )
+    columns: dict[str, Any] = {name: np.concatenate([getattr(rows, name) for rows in blocks]) for name in LAYOUT_COLUMNS}
     search = _Search(
         estimator=estimator,
         space=space,
@@ -66,7 +75,7 @@ def best_plan(
         by_memory=by_memory,
         memory_limit=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
         tables=tables,
-        rows=_joined(blocks),
+        rows=replace(blocks[0], **columns),  # with pp and data_parallel of the first block
         pipelines={rows.pp: rows.pipelines for rows in blocks},
         pp=np.concatenate([np.full(len(rows), rows.pp) for rows in blocks]),
         recomputes=recomputes,
@@ -94,16 +103,6 @@ def best_plan(
         attention=attention,
     )
     return search.limit, plan
-
-
-def _joined(blocks: list[LayoutRows]) -> LayoutRows:
-    """Return all rows; pp and data_parallel are those of the first block."""
-    columns: dict[str, Any] = {
-        field.name: np.concatenate([getattr(rows, field.name) for rows in blocks])
-        for field in fields(LayoutRows)
-        if field.name not in ("pp", "data_parallel", "pipelines")
-    }
-    return replace(blocks[0], **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

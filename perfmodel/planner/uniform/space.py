@@ -309,19 +309,12 @@ class LayoutRows:
         return len(self.tp)
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> LayoutRows:
-        return LayoutRows(
-            pp=self.pp,
-            data_parallel=self.data_parallel,
-            pipelines=self.pipelines,
-            dp_replicate=self.dp_replicate[rows],
-            dp_shard=self.dp_shard[rows],
-            cp=self.cp[rows],
-            tp=self.tp[rows],
-            ep=self.ep[rows],
-            etp=self.etp[rows],
-            order=self.order[rows],
-            rules=self.rules[rows],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in LAYOUT_COLUMNS}
+        return replace(self, **columns)
+
+
+#: Fields of `LayoutRows` with an entry for each layout.
+LAYOUT_COLUMNS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "order", "rules")
 
 
 def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:

@@ -7,7 +7,7 @@ layout and the ZeRO stage. Both are evaluated once per distinct combination, by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -110,9 +110,7 @@ class MicrobatchTable:
 
     def take(self, keys: Index) -> MicrobatchTable:
         """Return the table of some of the keys."""
-        return self.with_columns({name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
-
-    def with_columns(self, columns: Mapping[str, Any]) -> MicrobatchTable:
+        columns: dict[str, Any] = {name: getattr(self, name)[..., keys, :] for name in _BY_KEY}
         return replace(self, **columns)
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
@@ -184,10 +182,11 @@ def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
     """Join tables of the same rule set, micro-batches and kinds of recomputation along their keys."""
     if len(parts) == 1:
         return parts[0]
-    columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
+    columns: dict[str, Any] = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
     most = max(map(len, columns["times"]))  # pieces without inter-node collectives: the full passes are free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
-    return parts[0].with_columns({name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+    columns = {name: np.concatenate(values, axis=-2) for name, values in columns.items()}
+    return replace(parts[0], **columns)
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
