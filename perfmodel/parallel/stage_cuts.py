@@ -62,7 +62,8 @@ def are_alike(model: TransformerConfig) -> bool:
 @lru_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """Return the layers of each stage by cost: the better of two heuristics by the slowest rank. Every inner stage has a layer."""
-    costs = _costs(model, seq_len, precision)
+    by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
+    costs = {region: sum(cost.at(seq_len) for cost in by_region) for region, by_region in by_length.items()}  # of a sequence
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
     extra_costs = np.zeros(num_ranks)
     extra_costs[0] += costs["embedding"]
@@ -133,15 +134,9 @@ def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...
     return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
 
 
-def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
-    """Return the cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
-    by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
-    return {region: sum(cost.at(seq_len) for cost in costs) for region, costs in by_length.items()}
-
-
 @lru_cache(maxsize=64)
 def _costs_by_length(model: TransformerConfig, length: int, precision: Precision) -> Mapping[str, list[ByLength]]:
-    """Return the costs in each region, for all sequence lengths with the graph of this length."""
+    """Return the costs in each region, forward and backward, for all sequence lengths with the graph of this length. [FLOP in 16 bits]"""
 
     graph = build_graph(
         model, seq_len=length, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
