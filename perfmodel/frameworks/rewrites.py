@@ -174,11 +174,9 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Save the rows of an indexed sum for its backward, if the framework's implementation needs them."""
-    return (
-        replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
-        if profile.activations.keeps_added_rows and op.is_linear
-        else op
-    )
+    if not profile.activations.keeps_added_rows or not op.is_linear:
+        return op
+    return replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
 
 
 def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:

@@ -103,17 +103,14 @@ def _name_of(behaviour: Behaviour) -> str:
 
 def _after_runs(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
     """Yield the variance that each fitted constant contributes after the user's runs, and that of a chip or model without any."""
-    fitted, chip, says = (
-        estimator.profile.fitted,
-        estimator.cluster.chip.name,
-        {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields},
-    )
+    fitted, chip = estimator.profile.fitted, estimator.cluster.chip.name
+    behaviour_of = {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields}
     slopes = fitted_slopes(estimator, plan)
     for i, constant in enumerate(fitted.constants):
         shared = slopes[i] * sum(value * slope for value, slope in zip(fitted.covariance[i], slopes, strict=True))
         name = constant.fields[0]
         known = f"your runs took away {constant.share_known:.0%} of what was open"
-        yield VarianceSource(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
+        yield VarianceSource(name=_name_of(behaviour_of[name]) if name in behaviour_of else name, variance=shared, rests_on=known)
     if chip not in fitted.chips:
         yield VarianceSource(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
     if shape_of(plan.job.transformer) not in fitted.models:

@@ -289,10 +289,8 @@ def _unseen_framework_interval(
     half_width = NORMAL * math.sqrt(widened)
     if max(_excess_variance(residuals.unseen_frameworks, open_behaviours)) > _NOTED_SPREAD**2:
         words.append("this step hangs more than theirs on what frameworks differ in")
-    frameworks, runs = (
-        len({group.family for group in residuals.unseen_frameworks}),
-        sum(group.num_runs for group in residuals.unseen_frameworks),
-    )
+    frameworks = len({group.family for group in residuals.unseen_frameworks})
+    runs = sum(group.num_runs for group in residuals.unseen_frameworks)
     return StepInterval(
         low=math.exp(-math.hypot(math.log(low), half_width)),
         high=math.exp(math.hypot(math.log(high), half_width)),
