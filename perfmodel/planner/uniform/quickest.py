@@ -159,12 +159,12 @@ class _Search:
         table, keys, pp = self.tables.micro[rule], self.tables.micro_keys[rule][rows], self.pp[rows]
         per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
         m = per_replica[:, None] / np.array(self.tables.sizes)  # not whole where the micro-batch does not divide
-        # a lower bound of step times: passes of a mean rank with the least pipeline bubble
+        # step times are no less than the passes of a mean rank with the least pipeline bubble
         most = {degree: most_chunks(groups) for degree, groups in self.pipelines.items()}
         most_virtual = np.array([most[degree] for degree in pp.tolist()])[:, None]
         weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp[:, None], most_virtual), inf)
         bounds = np.moveaxis(self.tables.passes[rule][:, keys] * weights * LESS, 0, -1)
-        # and of the activations of blocks on the first rank: 1f1b keeps min(m, pp) microbatches in flight, gpipe m;
+        # the first rank keeps no less than the activations of its blocks: of min(m, pp) microbatches in flight under 1f1b, m under gpipe;
         # interleaving keeps at least pp of each virtual stage
         kept = np.minimum.reduce([table.kept[i][:, keys] for i, region in enumerate(table.program.regions) if region.is_block])
         blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])

@@ -232,13 +232,13 @@ class ParameterTable:
 class KeptTables:
     """Cache of tables for further passes.
 
-    parameters           also valid for other batches of a space
+    parameters           made at their first use; also valid for other batches of a space
     microbatches         by program, micro-batches and kinds of recomputation; each with the row of every combination of its inputs
     keeps_microbatches   whether microbatch tables are cached, for other spaces of the same job
     spaces               layouts and memory of spaces, shared with searches on machines with other rates; None: they are not kept
     """
 
-    parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
+    parameters: dict[tuple[object, ...], Callable[[], ParameterTable]] = field(default_factory=dict)
     microbatches: dict[tuple[object, ...], tuple[MicrobatchTable, dict[bytes, int]]] = field(default_factory=dict)
     keeps_microbatches: bool = False
     spaces: KeptSpaces | None = None
@@ -316,7 +316,7 @@ class Tables:
                 for zero in self.zeros[in_pipeline]:
                     key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # the same for every dispatcher
                     make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
-                    self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+                    self.parameters[index, zero, in_pipeline] = kept.parameters.setdefault(key, cache(make))
 
     def on(self, estimator: Estimator, kept: KeptTables) -> Tables:
         """Return empty tables of the same layouts for a machine that differs only in rates."""
@@ -347,11 +347,3 @@ class Tables:
         self.micro_keys[rule] = row_of_key[self.keys]
         if self.kept.keeps_microbatches and known is None:
             self.kept.microbatches[key] = table, dict(zip(names, row_of_key[keys].tolist(), strict=True))
-
-
-def _kept_or_made(
-    kept: dict[tuple[object, ...], ParameterTable], key: tuple[object, ...], make: Callable[[], ParameterTable]
-) -> ParameterTable:
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
