@@ -341,7 +341,11 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     path = Path(name) if state else resource_dir("strategies") / "engines" / f"{name}.yaml"
     data: Any = read_yaml(path)
     if isinstance(data, dict) and "base" in data:
-        data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
+        base = data["base"]
+        if base not in list_engines():
+            raise InputError(f"{path.name}: base={one_line(str(base), 40)}: is no engine that ships{suggest(str(base), list_engines())}")
+        shipped: Any = read_yaml(resource_dir("strategies") / "engines" / f"{base}.yaml")  # without numbers fitted to runs
+        data = {key: value for key, value in {**shipped, **data}.items() if key != "base"}
     if not state and isinstance(data, dict):
         data = {**data, **{number: fit["value"] for number, fit in fitted_numbers().get(name, {}).items()}}
     if state:
@@ -350,16 +354,6 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
         check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
     fields, groups = in_groups(data, ENGINE_GROUP_OF)
     return record_from_data(Engine, {"memory": {}, **fields, **groups}, where=path.name)
-
-
-def _data_of_base(name: object, where: str) -> dict[str, Any]:
-    """Return the data of a shipped engine, without numbers fitted to runs."""
-    from perfmodel.foundation.files import read_yaml
-
-    if name not in list_engines():
-        raise InputError(f"{where}: base={one_line(str(name), 40)}: is no engine that ships{suggest(str(name), list_engines())}")
-    data: Any = read_yaml(resource_dir("strategies") / "engines" / f"{name}.yaml")
-    return {key: value for key, value in data.items() if key != "base"}
 
 
 @lru_cache(maxsize=1)

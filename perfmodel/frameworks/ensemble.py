@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.frameworks.fitted import FittedConstant
 from perfmodel.frameworks.options import bounds_of
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
 from perfmodel.frameworks.runnable import Runs
@@ -62,8 +61,20 @@ def framework_ensemble(profile: ExecutionProfile) -> tuple[WeightedProfile, ...]
     it.
     """
     if profile.fitted.num_runs:
-        return tuple(_fitted_members(profile))
-    return tuple(_known_members(profile)) if profile.known_as == GENERIC else ()
+        members = []
+        for weight, point in points_about(np.array(profile.fitted.covariance, dtype=np.float64)):
+            moved: dict[str, Any] = {}
+            for constant, spreads in zip(profile.fitted.constants, point.tolist(), strict=True):
+                step = spreads * constant.prior_spread
+                for name in constant.fields:
+                    value, (least, most) = float(profile.option(name)), bounds_of(name)
+                    moved[name] = min(max(value * math.exp(step) if constant.is_ratio else value + step, least), most)
+            members.append(WeightedProfile(weight=weight, profile=profile.having(**moved)))
+        return tuple(members)
+    if profile.known_as != GENERIC:
+        return ()
+    settings, families = FrameworkRef.parse(profile.name).settings, family_weights(known_families(), load_profile(GENERIC))
+    return tuple(replace(member, profile=with_settings(member.profile, settings)) for member in families)
 
 
 def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
@@ -110,27 +121,3 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
     for column in columns:
         yield 0.5, column
         yield 0.5, -column
-
-
-def _known_members(profile: ExecutionProfile) -> Iterator[WeightedProfile]:
-    settings = FrameworkRef.parse(profile.name).settings
-    for member in family_weights(known_families(), load_profile(GENERIC)):
-        yield replace(member, profile=with_settings(member.profile, settings))
-
-
-def _fitted_members(profile: ExecutionProfile) -> Iterator[WeightedProfile]:
-    constants = profile.fitted.constants
-    for weight, point in points_about(np.array(profile.fitted.covariance, dtype=np.float64)):
-        moved: dict[str, Any] = {}
-        for constant, spreads in zip(constants, point.tolist(), strict=True):
-            moved |= _moved(profile, constant, spreads)
-        yield WeightedProfile(weight=weight, profile=profile.having(**moved))
-
-
-def _moved(profile: ExecutionProfile, constant: FittedConstant, spreads: float) -> dict[str, float]:
-    """Return the fields of the constant, shifted by `spreads` standard deviations of its prior within their bounds."""
-    step, values = spreads * constant.prior_spread, {}
-    for name in constant.fields:
-        value, (least, most) = float(profile.option(name)), bounds_of(name)
-        values[name] = min(max(value * math.exp(step) if constant.is_ratio else value + step, least), most)
-    return values

@@ -108,26 +108,24 @@ def _is_ratio(name: str) -> bool:
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    able = _capable_profiles(families, name)
-    values_by_family = [[value for profile in profiles if (value := _informative_value(profile, name)) is not None] for profiles in able]
-    means = [float(np.mean(np.log(values) if _is_ratio(name) else values)) for values in values_by_family if values]
+    means = []
+    for profiles in _capable_profiles(families, name):
+        values = []
+        for profile in profiles:
+            value = float(profile.option(name))
+            if name == "exposed_gradient_fraction":
+                # at ZeRO stages that wait for the end of backward the whole reduction is exposed
+                stages = profile.runs.zero
+                waiting = sum(stage not in profile.communication.overlaps_gradients for stage in stages) / len(stages)
+                values.append(waiting + (1.0 - waiting) * value)
+            elif name not in profile.unknown and (value or name not in _HOST_TIMES):  # a host time of zero is none about others
+                values.append(value)
+        if values:
+            means.append(float(np.mean(np.log(values) if _is_ratio(name) else values)))
     if not means:
         return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
-
-
-def _informative_value(profile: ExecutionProfile, name: str) -> float | None:
-    """Return the value of an option in a profile; None if it is not informative: a host time of zero is none about others.
-
-    At ZeRO stages that wait for the end of backward the whole reduction is exposed.
-    """
-    value = float(profile.option(name))
-    if name == "exposed_gradient_fraction":
-        stages = profile.runs.zero
-        waiting = sum(stage not in profile.communication.overlaps_gradients for stage in stages) / len(stages)
-        return waiting + (1.0 - waiting) * value
-    return None if name in profile.unknown or (name in _HOST_TIMES and not value) else value
 
 
 def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:

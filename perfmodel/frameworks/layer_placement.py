@@ -24,7 +24,11 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
     if num_stages > model.num_hidden_layers:
         raise InputError(f"pp={num_stages}: must not exceed num_hidden_layers={model.num_hidden_layers}; use fewer stages")
     h, f = model.hidden_size, model.intermediate_size
-    layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f if model.is_plain else _mean_layer(model)
+    if model.is_plain:
+        layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f
+    else:  # mean active parameters of a layer
+        outside = sum(shape.num_elements for shape in (*model.embedding_shapes(), *model.head_shapes()))
+        layer = (model.num_active_parameters - outside) // model.num_hidden_layers
     total = model.num_hidden_layers * layer + model.vocab_size * h
     layers, stage, running = [0] * num_stages, 0, 0
     for _ in range(model.num_hidden_layers):
@@ -33,12 +37,6 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
         layers[stage] += 1
         running += layer
     return tuple(layers)
-
-
-def _mean_layer(model: TransformerConfig) -> int:
-    """Return the mean active parameters of a layer, for models with other layers."""
-    outside = sum(shape.num_elements for shape in (*model.embedding_shapes(), *model.head_shapes()))
-    return (model.num_active_parameters - outside) // model.num_hidden_layers
 
 
 def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column]) -> tuple[Column, ...]:

@@ -189,26 +189,22 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
 
 def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     """Return the profile of valid contents."""
-    fields_of_profile, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in ("runs", "fitted"):
+            value = record_from_data(Runs if key == "runs" else FittedTo, value, where=key)
+        elif key == "overlaps_gradients" and isinstance(value, bool):
+            value = ZERO_STAGES if value else ()
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif KIND_OF.get(key) == "float":
+            value = parse_quantity(value, unit_of(key), field=key) if isinstance(value, str) else float(value)
+        values[key] = value
+    fields_of_profile, groups = in_groups(values, GROUP_OF)
     try:
         return ExecutionProfile(**fields_of_profile, **{group: group_type(**groups.get(group, {})) for group, group_type in GROUPS.items()})
     except InputError as error:
         raise InputError(f"{where}: {error} {fields_of_profile['name']}") from None
-
-
-def _value(key: str, value: Any) -> Any:
-    """Convert the value of a field of a profile's file."""
-    if key == "runs":
-        return record_from_data(Runs, value, where=key)
-    if key == "fitted":
-        return record_from_data(FittedTo, value, where=key)
-    if key == "overlaps_gradients" and isinstance(value, bool):
-        return ZERO_STAGES if value else ()
-    if isinstance(value, list):
-        return tuple(value)
-    if KIND_OF.get(key) != "float":
-        return value
-    return parse_quantity(value, unit_of(key), field=key) if isinstance(value, str) else float(value)
 
 
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:

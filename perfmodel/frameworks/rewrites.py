@@ -43,7 +43,9 @@ def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> Shard
             epilogues.add(op.name)
         elif not profile.kernels.fuses_elementwise:
             # without a partial sum (a group of one rank) the product adds the bias
-            operators[op.name] = _only_across(operators[op.name], axes)
+            product = operators[op.name]
+            forward = (replace(work, only_across=axes) if isinstance(work, Stream) else work for work in product.forward)
+            operators[op.name] = replace(product, forward=tuple(forward))
     internal = {
         tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
     }
@@ -101,7 +103,8 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
-        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
+        looks_up = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
+        if profile.kernels.fuses_gradient_accumulation and not looks_up:
             # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
@@ -118,7 +121,11 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     if profile.kernels.fuses_experts:
         joined |= {op.name: replace(operators[op.name], forward=(), backward=()) for op in _expert_output_biases(graph)}
     elif profile.kernels.adds_expert_bias_apart:
-        joined |= {op.name: _weighted_pieces(operators[op.name], graph) for op in _expert_output_biases(graph)}
+        for op in _expert_output_biases(graph):
+            rows = graph.extent(op.output)
+            pieces = [Data(extent=rows, itemsize=num_bytes) for num_bytes in (PIECES_FORWARD, PIECES_BACKWARD)]
+            forward, backward = ((Stream(kernel="add", elements=rows, accesses=(moved,)),) for moved in pieces)
+            joined[op.name] = replace(operators[op.name], forward=forward, backward=backward)
     if not profile.kernels.fuses_elementwise:
         internal = set()
     if internal:
@@ -167,11 +174,9 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Save the rows of an indexed sum for its backward, if the framework's implementation needs them."""
-    return (
-        replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
-        if profile.activations.keeps_added_rows and op.is_linear
-        else op
-    )
+    if not profile.activations.keeps_added_rows or not op.is_linear:
+        return op
+    return replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
 
 
 def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
@@ -232,7 +237,11 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
     rewritten: dict[str, Operator] = {}
     for reader in operators.values():
         maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
-        if maker is None or not _is_gate(maker, graph):
+        if maker is None or maker.kind != "elementwise" or maker.settings.get("function") != "mul" or len(maker.inputs) != 2:
+            continue
+        # a gate multiplies two activations, one of them after an activation function
+        factors = [graph.producer(operand.tensor) for operand in maker.inputs]
+        if not any(factor is not None and factor.settings.get("function") in ACTIVATIONS for factor in factors):
             continue
         gate = operators[maker.name]
         result = Data(extent=graph.extent(gate.output), itemsize=graph.tensors[gate.output.tensor].itemsize)
@@ -245,24 +254,11 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
     return rewritten
 
 
-def _is_gate(op: Operator, graph: Graph) -> bool:
-    """Return whether an operator multiplies two activations, one of them after an activation function."""
-    if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
-        return False
-    producers = [graph.producer(operand.tensor) for operand in op.inputs]
-    return any(producer is not None and producer.settings.get("function") in ACTIVATIONS for producer in producers)
-
-
 def _epilogues(graph: Graph) -> Iterator[Operator]:
     """Yield the biases that the matrix multiplication before them adds, if nothing is redistributed in between."""
     for op, producer in _biases(graph):
         if producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
             yield op
-
-
-def _only_across(op: Operator, axes: frozenset[str]) -> Operator:
-    """Return the operator with forward traffic only where `axes` have more than one rank."""
-    return replace(op, forward=tuple(replace(work, only_across=axes) if isinstance(work, Stream) else work for work in op.forward))
 
 
 def _biases(graph: Graph) -> Iterator[tuple[Operator, Operator]]:
@@ -289,16 +285,6 @@ def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
         is_grouped = any(isinstance(work, Product) and work.is_grouped for work in producer.forward)
         if is_grouped and any(reader.kind in ("permute", "unpermute") for reader, _ in graph.consumers(op.output.tensor)):
             yield op
-
-
-def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
-    """Return the addition of a bias as separate kernels."""
-    rows = graph.extent(op.output)
-
-    def moved(num_bytes: float) -> tuple[Work, ...]:
-        return (Stream(kernel="add", elements=rows, accesses=(Data(extent=rows, itemsize=num_bytes),)),)
-
-    return replace(op, forward=moved(PIECES_FORWARD), backward=moved(PIECES_BACKWARD))
 
 
 def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:
@@ -343,11 +329,6 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
     )
 
 
-def _looks_up(op: Operator) -> bool:
-    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
-    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
-
-
 _NORMS = ("rms_norm", "layer_norm")
 _CONVOLUTION = "causal_conv"
 
@@ -359,14 +340,19 @@ def with_engine(derivation: ShardedGraph, *, fuses: bool, low_parts: Collection[
     low_parts  parts whose weights are quantised
     """
     graph = derivation.graph
-    calls = _calls(derivation) if fuses else {}
     fused = _fused_along(graph) if fuses else set()
+    # products with weights that read one tensor in one layout are one call, with the name of the first of them
+    first: dict[tuple[str, str, Layout], Operator] = {}
+    calls: dict[str, Operator] = {}
+    for op in graph.operators if fuses else ():
+        if weight_of(op, graph) is not None:
+            calls[op.name] = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
 
     def work(op: Operator, kernel: Work) -> Work:
         if isinstance(kernel, Product):
             weight = weight_of(op, graph)
-            low = weight is not None and graph.tensors[calls.get(op.name, (op, ""))[0].inputs[1].tensor].part in low_parts
-            return replace(kernel, is_low=low, call=calls[op.name][1] if op.name in calls else "")
+            low = weight is not None and graph.tensors[calls.get(op.name, op).inputs[1].tensor].part in low_parts
+            return replace(kernel, is_low=low, call=calls[op.name].name if op.name in calls else "")
         return replace(kernel, is_fused=True) if isinstance(kernel, Stream) and op.name in fused else kernel
 
     def rewritten(op: Operator) -> Operator:
@@ -384,17 +370,6 @@ def weight_of(op: Operator, graph: Graph) -> Tensor | None:
         return None
     tensor = graph.tensors[op.inputs[1].tensor]
     return tensor if tensor.part != "other" else None
-
-
-def _calls(derivation: ShardedGraph) -> dict[str, tuple[Operator, str]]:
-    """Return the call of each product with weights: products that read one tensor in one layout share the first product and its name."""
-    first: dict[tuple[str, str, Layout], Operator] = {}
-    calls = {}
-    for op in derivation.graph.operators:
-        if weight_of(op, derivation.graph) is not None:
-            first_operator = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
-            calls[op.name] = (first_operator, first_operator.name)
-    return calls
 
 
 def _fused_along(graph: Graph) -> set[str]:

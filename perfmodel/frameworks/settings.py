@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.hardware.calibration import ATTENTION_KERNELS
-from perfmodel.parallel.context_forms import CONTEXT_FORMS, RING, ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.context_forms import RING, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.framework_ref import (
     ASYNC_TP_OVERLAP,
@@ -25,19 +24,18 @@ from perfmodel.parallel.framework_ref import (
     unread,
 )
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.parallel.loss_forms import FUSED_LOSS, LOSS_FORMS, UPCAST_LOSS, WHOLE_LOSS
+from perfmodel.parallel.loss_forms import FUSED_LOSS, UPCAST_LOSS, WHOLE_LOSS
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
 
+#: Change of a profile by a value of a setting, which `setting_value` has checked.
+Change = Callable[["ExecutionProfile", Any], "ExecutionProfile"]
 
-def _megatron_arguments(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+
+def _megatron_arguments(profile: ExecutionProfile, value: list[object]) -> ExecutionProfile:
     """Apply Megatron-LM's own flags that affect time or memory."""
-    flags = (
-        {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
-        if isinstance(value, list)
-        else {}
-    )
+    flags = dict(flag.partition("=")[::2] for flag in value if isinstance(flag, str))
     if flags.get("cross-entropy-loss-fusion") == "True":
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
@@ -54,88 +52,60 @@ def _megatron_arguments(profile: ExecutionProfile, value: object) -> ExecutionPr
     return profile
 
 
-def _fused_cross_entropy(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if value is True and profile.kernels.fused_loss_keeps_float32:
+def _fused_cross_entropy(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
+    if value and profile.kernels.fused_loss_keeps_float32:
         return profile.having(logit_bytes=FUSED_LOGIT_BYTES)
-    return profile.having(fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
+    return profile.having(fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value else profile
 
 
-def _compile(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _compile(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
     """Fuse chains of operators, launched by compiled code; or, if false, fuse nothing, if the framework may have unfused norms."""
-    if value is True:
+    if value:
         launch = min(profile.timing.host_launch_time, COMPILED_LAUNCH)
         return profile.having(fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
-    if value is False and profile.kernels.rms_norm_traffic > 1.0:
+    if profile.kernels.rms_norm_traffic > 1.0:
         rotary = max(profile.kernels.rotary_traffic, EAGER_COMPLEX_ROTARY)
         return profile.having(fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
     return profile
 
 
-def _cuda_graphs(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _cuda_graphs(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
     """Launch a whole pass as one CUDA graph."""
     launch = min(profile.timing.host_launch_time, GRAPH_LAUNCH)
-    return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
+    return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value else profile
 
 
-def _bucket(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        return profile
-    return profile.having(bucket_bytes=float(value) * 2**20)
-
-
-def _bucketing(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if value is True:
-        return profile.having(overlaps_gradients=ZERO_STAGES)
-    return profile.having(bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
-
-
-def _fused_optimizer(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if not isinstance(value, bool):
-        return profile
-    return profile.having(optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
-
-
-def _fp8_recipe(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _fp8_recipe(profile: ExecutionProfile, value: str) -> ExecutionProfile:
     return profile.having(fp8_matmul_rate_fraction=profile.rates.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
 
-def _exchanges(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if not isinstance(value, bool):
-        return profile
+def _exchanges(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
     return profile.having(hides_exchanges=value, delays_weight_gradients=value and profile.communication.delays_weight_gradients)
 
 
-def _delayed_weight_gradients(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if value is True and not profile.communication.hides_exchanges:
+def _delayed_weight_gradients(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
+    if value and not profile.communication.hides_exchanges:
         rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
         raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
-    return profile.having(delays_weight_gradients=value) if isinstance(value, bool) else profile
+    return profile.having(delays_weight_gradients=value)
 
 
-def _release(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return replace(profile, release=str(value))
+def _release(profile: ExecutionProfile, value: str) -> ExecutionProfile:
+    return replace(profile, release=value)
 
 
-def _mixed_precision(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Apply Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
-    return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
-
-
-def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _kernels(profile: ExecutionProfile, value: list[object]) -> ExecutionProfile:
     """Apply the libraries of a run: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
-    names = {str(name).lower() for name in value} if isinstance(value, list) else set()
-    if "te" not in names:
+    if "te" not in (str(name).lower() for name in value):
         return profile
     return profile.having(rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
 
 
-def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _attention_kernel(profile: ExecutionProfile, value: str) -> ExecutionProfile:
     """Set the generation of the attention kernel, also for context parallelism.
 
     Releases with this setting support it with sharded queries too; the framework's own rate there is from earlier releases, which did not.
     """
-    if value not in ATTENTION_KERNELS:
-        return profile
     return profile.having(
         attention_kernel=value,
         attention_rate_fraction=1.0,
@@ -144,7 +114,7 @@ def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProf
     )
 
 
-def _loss(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _loss(profile: ExecutionProfile, value: str) -> ExecutionProfile:
     """Set the form of the loss: in pieces without saved logits, or whole as in torch's cross-entropy."""
     if value == WHOLE_LOSS:
         peak = max(profile.activations.loss_peak_bytes, EAGER_LOSS_PEAK)
@@ -153,11 +123,11 @@ def _loss(profile: ExecutionProfile, value: object) -> ExecutionProfile:
         return profile.having(loss_form=value, fused_cross_entropy=True, loss_peak_bytes=FLOAT32_LOSS_PEAK)
     if value == FUSED_LOSS:
         return profile.having(loss_form=value, logit_bytes=min(profile.kernels.logit_bytes, FUSED_LOGIT_BYTES))
-    return profile.having(loss_form=value) if value in LOSS_FORMS else profile
+    return profile.having(loss_form=value)
 
 
-def _float32_logits(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    if value is not True:
+def _float32_logits(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
+    if not value:
         return profile
     traffic = max(profile.kernels.logit_bytes, FLOAT32_LOGIT_BYTES)
     return profile.having(
@@ -165,42 +135,31 @@ def _float32_logits(profile: ExecutionProfile, value: object) -> ExecutionProfil
     )
 
 
-def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _loss_memory(profile: ExecutionProfile, value: float) -> ExecutionProfile:
     """Set the peak memory of the loss. Saved float32 log-probabilities and 16-bit logits count as activations."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return profile
-    return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
+    return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(value - _COUNTED_LOGIT_BYTES, 0.0))
 
 
-def _frozen_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(stores_frozen_float32=value == "float32")
+def _options(of_values: Mapping[bool | str, Mapping[str, object]]) -> Change:
+    """Return the change of a setting with fixed options for some of its values; other values change nothing."""
+    return lambda profile, value: profile.having(**of_values[value]) if value in of_values else profile
 
 
-def _switch(field: str, *, on: object = True, off: object = False) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
+def _switch(field: str, *, on: object = True, off: object = False) -> Change:
     """Return the change of a setting that selects one of two values of an option."""
-
-    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-        return profile.having(**{field: on if value else off}) if isinstance(value, bool) else profile
-
-    return change
+    return _options({True: {field: on}, False: {field: off}})
 
 
-def _number(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
-    """Return the change of a setting that is the number of an option."""
-
-    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-        return profile.having(**{field: float(value)}) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
-
-    return change
+def _number(field: str, *, unit: float = 1.0) -> Change:
+    """Return the change of a setting that is the number of an option in multiples of `unit`."""
+    return lambda profile, value: profile.having(**{field: value * unit})
 
 
-def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+def _context_form(profile: ExecutionProfile, value: str) -> ExecutionProfile:
     """Set the form of context parallelism, and its rules where the framework names none.
 
     A framework without context parallelism has only its `context_forms`.
     """
-    if value not in CONTEXT_FORMS:
-        return profile
     chunks = profile.communication.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
     runs = profile.runs
     adds = value == ULYSSES and runs.rules and not {*ULYSSES_RULES} & {*runs.rules}
@@ -208,10 +167,6 @@ def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     axes = (*runs.axes, "cp") if value in runs.context_forms else runs.axes
     runs = replace(runs, rules=rules, axes=tuple(dict.fromkeys(axes)))
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)
-
-
-def _async_tp(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
 
 QUERY_GRADIENT_BYTES = 4.0
@@ -244,7 +199,7 @@ GRAPH_LAUNCH = 0.6e-6
 
 
 #: Setting -> change of the profile, in order of application.
-CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = {
+CHANGES: Mapping[str, Change] = {
     "release": _release,
     "megatron_args": _megatron_arguments,
     "kernels": _kernels,
@@ -254,7 +209,7 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "loss_traffic": _number("logit_bytes"),
     "loss_memory": _loss_memory,
     "allocator_factor": _number("reserve_factor"),
-    "frozen_weights": _frozen_weights,
+    "frozen_weights": _options({"float32": {"stores_frozen_float32": True}, "compute": {"stores_frozen_float32": False}}),
     "float32_norms": _switch("norms_keep_float32"),
     "adapter_dropout": _switch("adapter_dropout"),
     "float32_rest": _switch("quantized_rest_float32"),
@@ -268,16 +223,21 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "fused_rmsnorm": _switch("rms_norm_traffic", on=1.0, off=EAGER_RMS_NORM),
     "compile": _compile,
     "cuda_graphs": _cuda_graphs,
-    "gradient_bucket_mb": _bucket,
-    "gradient_bucketing": _bucketing,
-    "fused_optimizer": _fused_optimizer,
+    "gradient_bucket_mb": _number("bucket_bytes", unit=2.0**20),
+    "gradient_bucketing": _options({True: {"overlaps_gradients": ZERO_STAGES}, False: {"overlaps_gradients": (), "bucket_bytes": 0.0}}),
+    "fused_optimizer": _options(
+        {
+            True: {"optimizer_bytes_factor": 1.0, "optimizer_copies": False},
+            False: {"optimizer_bytes_factor": EAGER_ADAMW, "optimizer_copies": True},
+        }
+    ),
     "fp32_gradient_accumulation": _switch("accumulate_dtype", on="fp32", off="compute"),
     "fp32_gradient_reduction": _switch("reduce_dtype", on="fp32", off="compute"),
     "blocking_sends": _switch("pp_overlap", on=False, off=True),
     "whole_gradient_sends": _switch("sends_whole_gradients"),
     "mask_sends": _switch("sends_attention_mask"),
     "nccl_rings": _switch("flat_rings"),
-    "async_tp": _async_tp,
+    "async_tp": _options({True: {"tp_overlap_fraction": ASYNC_TP_OVERLAP}}),
     # collectives of backward overlap with the matrix multiply of the other gradient
     "tp_async": _switch("tp_backward_overlap_fraction", on=TP_ASYNC_OVERLAP, off=0.0),
     "moe_overlap": _exchanges,
@@ -290,7 +250,8 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "attention_kernel": _attention_kernel,
     "cp_form": _context_form,
     "fp8_recipe": _fp8_recipe,
-    "mixed_precision_mode": _mixed_precision,
+    # Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)
+    "mixed_precision_mode": _options({"DEFAULT": {"reduce_dtype": "fp32"}}),
 }
 
 

@@ -46,11 +46,18 @@ def needs_length(profile: ExecutionProfile, seq_len: int) -> bool:
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """Return the operators that the profile runs in tiles."""
     rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
-    if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
-        for op in graph.operators:
-            if op.kind == "cross_entropy" and op.backward:
-                _tile_loss(graph, operators, op, profile.kernels.loss_form, rewritten, shares)
-                tokens |= dict.fromkeys(shares, tokens_at_once(op, profile))
+    form = profile.kernels.loss_form
+    losses = [op for op in graph.operators if op.kind == "cross_entropy" and op.backward]
+    for loss in losses if form not in (WHOLE_LOSS, UPCAST_LOSS) else ():
+        # from the product of the logits to the loss; only the inputs of the product are saved
+        _, *before = members = _logit_operators(graph, loss)
+        shares |= dict.fromkeys([op.output.tensor for op in before], _loss_share(graph, loss, form))
+        for member in members:
+            op = with_traffic(operators[member.name], graph)
+            backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
+            kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
+            rewritten[member.name] = replace(op, backward=backward, saved=kept, scratch=())
+        tokens |= dict.fromkeys(shares, tokens_at_once(loss, profile))
     if profile.kernels.tiles_mlp:
         _tile_feed_forwards(graph, operators, rewritten, shares)
     return Tiled(operators=rewritten, shares=shares, tokens_at_once=tokens)
@@ -89,24 +96,6 @@ def _logit_operators(graph: Graph, loss: Operator) -> list[Operator]:
     while not operators[-1].is_product and (maker := graph.producer(operators[-1].inputs[0].tensor)) is not None:
         operators.append(maker)
     return operators
-
-
-def _tile_loss(
-    graph: Graph,
-    operators: Mapping[str, Operator],
-    loss: Operator,
-    form: str,
-    rewritten: dict[str, Operator],
-    shares: dict[str, float],
-) -> None:
-    """Tile the operators from the product of the logits to the loss; only the inputs of the product are saved."""
-    _, *before = members = _logit_operators(graph, loss)
-    shares |= dict.fromkeys([op.output.tensor for op in before], _loss_share(graph, loss, form))
-    for member in members:
-        op = with_traffic(operators[member.name], graph)
-        backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
-        kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
-        rewritten[member.name] = replace(op, backward=backward, saved=kept, scratch=())
 
 
 def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritten: dict[str, Operator], shares: dict[str, float]) -> None:

@@ -62,18 +62,6 @@ def not_executable_reason(plan: Plan) -> str:
     return reason if other else ""
 
 
-def _recurrent_reason(plan: Plan) -> str:
-    """Return why torch's own modules cannot shard the recurrent mixers as the plan does."""
-    model, layout = plan.job.transformer, plan.layout
-    if not any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds):
-        return ""
-    if model.parallel_block:
-        return "parallel_block=true: torch's own modules have no state-space or delta mixer parallel to an MLP; use another model"
-    if layout.cp > 1:
-        return f"cp={layout.cp}: torch's own modules have whole sequences where a mixer has a state; use cp=1"
-    return ""
-
-
 def not_modules_reason(plan: Plan) -> str:
     """Return why torch's own modules cannot be sharded as the plan does; "" if they can. Audits count the program of these modules."""
     model, layout = plan.job.transformer, plan.layout
@@ -96,9 +84,7 @@ def not_modules_reason(plan: Plan) -> str:
         return f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use a smaller tp"
     if plan.job.seq_len % (layout.cp * (layout.tp if plan.sequence_parallel else 1)):
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
-    if model.latent is not None and (reason := _latent_reason(plan)):
-        return reason
-    if reason := _recurrent_reason(plan):
+    if reason := _mixers_reason(plan):
         return reason
     if model.attention_sinks and plan.attention is not AttentionKernel.FLASH:
         return f"attention={plan.attention}: torch's own modules have attention with sinks as one kernel; use attention=flash"
@@ -135,18 +121,22 @@ def not_modules_reason(plan: Plan) -> str:
     return ""
 
 
-def _latent_reason(plan: Plan) -> str:
-    """Return why the executor's latent attention differs from the plan's."""
-    model = plan.job.transformer
-    latent = model.latent
-    assert latent is not None
-    if latent.index_heads and plan.layout.cp > 1:
-        return f"cp={plan.layout.cp}: the executor's sparse indexer of {model.name} has whole sequences; use cp=1"
-    if plan.attention is not AttentionKernel.FLASH or plan.recompute is Recompute.SELECTIVE:
-        rule = "torch's own modules have latent attention as one kernel, which is kept"
-        return f"attention={plan.attention}, recompute={plan.recompute}: {rule}; use attention=flash and recompute=none or full"
-    if latent.value_head_dim > latent.score_head_dim:
-        return f"value_head_dim={latent.value_head_dim}: must not exceed {latent.score_head_dim} in the executor; use another model"
+def _mixers_reason(plan: Plan) -> str:
+    """Return why torch's own modules cannot have latent attention or recurrent mixers as the plan does."""
+    model, cp, latent = plan.job.transformer, plan.layout.cp, plan.job.transformer.latent
+    if latent is not None:
+        if latent.index_heads and cp > 1:
+            return f"cp={cp}: the executor's sparse indexer of {model.name} has whole sequences; use cp=1"
+        if plan.attention is not AttentionKernel.FLASH or plan.recompute is Recompute.SELECTIVE:
+            rule = "torch's own modules have latent attention as one kernel, which is kept"
+            return f"attention={plan.attention}, recompute={plan.recompute}: {rule}; use attention=flash and recompute=none or full"
+        if latent.value_head_dim > latent.score_head_dim:
+            return f"value_head_dim={latent.value_head_dim}: must not exceed {latent.score_head_dim} in the executor; use another model"
+    if any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds):
+        if model.parallel_block:
+            return "parallel_block=true: torch's own modules have no state-space or delta mixer parallel to an MLP; use another model"
+        if cp > 1:
+            return f"cp={cp}: torch's own modules have whole sequences where a mixer has a state; use cp=1"
     return ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.words import given_words, word, words_of
+from perfmodel.foundation.words import given_words, reader, word, words_of
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, check_order
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ def _zero(value: object, name: str) -> int:
     except InputError:
         raise bad_field(name, shown(value) if not isinstance(value, str) else value, "must be 0, 1, 2 or 3", "use 3 for FSDP") from None
     return stage
-
-
-def _modules(value: object, name: str) -> tuple[str, ...]:
-    from perfmodel.parallel.recompute_modules import read_modules
-
-    return read_modules(value, name)
 
 
 _count = partial(word, kind=int)
@@ -97,7 +91,8 @@ class Knobs:
     recompute: str | None = _choice("none, selective or full", choices=Recompute, is_searched=True, in_files="none")
     recompute_modules: Sequence[str] | None = word(
         "Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe",
-        otherwise="selective recomputation is of core_attn", metavar="NAMES", takes="Sequence[str] | str", read=_modules, is_shorthand=True,
+        otherwise="selective recomputation is of core_attn", metavar="NAMES", takes="Sequence[str] | str", is_shorthand=True,
+        read=reader("parallel.recompute_modules", "read_modules"),
     )  # fmt: skip
     attention: str | None = _choice("flash or unfused", otherwise="the profile's if left out", choices=AttentionKernel, in_files="flash")
     order: Sequence[str] | None = word(

@@ -144,8 +144,13 @@ class Plan:
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, in an order for readers."""
-    job, layout, cuts = plan.job, plan.layout, _cuts_to_dict(plan)
-    without = DEFAULT_ORDER if plan.assignment is None else (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
+    job, layout, sharding = plan.job, plan.layout, plan.sharding
+    cuts: dict[str, Any]
+    if isinstance(sharding, Assignment):
+        cuts, without = {"assignment": sharding.to_dict()}, (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
+    else:
+        cuts = {"rules": sharding.name if is_shipped(sharding) else sharding.to_dict(), "rule_set": sharding.name}
+        without = DEFAULT_ORDER
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
@@ -169,13 +174,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
         "calibration": plan.calibration,
     }
-
-
-def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
-    """Return the sharding of operators: rules, or an assignment."""
-    if isinstance(plan.sharding, Assignment):
-        return {"assignment": plan.sharding.to_dict()}
-    return {"rules": plan.rule_set if is_shipped(plan.sharding) else plan.sharding.to_dict(), "rule_set": plan.rule_set}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.foundation.words import words_of
-from perfmodel.parallel.algebra.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
+from perfmodel.parallel.algebra.rules import check_rule_set, rule_set_from_dict, rule_set_of
 from perfmodel.parallel.framework_ref import read_settings, stated
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -113,21 +113,16 @@ def _text(value: str | float) -> str:
 
 
 def _knob(name: str, data: Mapping[str, Any]) -> Any:
-    """Return the value of a knob, or its default in files."""
+    """Return the value of a knob, or its default in files. Rules are a name, a path or their fields; old files name them `rule_set`."""
     if name == "rules":
-        return _rules(data)
+        key = "rules" if "rules" in data else "rule_set"
+        rules = data.get(key)
+        if isinstance(rules, Mapping):
+            return check_rule_set(rule_set_from_dict(rules, where=key, default_name="own"), where=key)
+        return None if rules is None else rule_set_of(rules)
     known = words_of(Knobs)[name]
     value = data.get(name, False if known.kind is bool else known.in_files)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _rules(data: Mapping[str, Any]) -> RuleSet | None:
-    """Return the rule set of a file: a name, a path or its fields. Old files name it `rule_set`."""
-    key = "rules" if "rules" in data else "rule_set"
-    value = data.get(key)
-    if isinstance(value, Mapping):
-        return check_rule_set(rule_set_from_dict(value, where=key, default_name="own"), where=key)
-    return None if value is None else rule_set_of(value)
 
 
 def _assigned(data: Mapping[str, Any], job: TrainingJob, values: Mapping[str, Any]) -> Plan:

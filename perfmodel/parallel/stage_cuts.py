@@ -62,7 +62,8 @@ def are_alike(model: TransformerConfig) -> bool:
 @lru_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """Return the layers of each stage by cost: the better of two heuristics by the slowest rank. Every inner stage has a layer."""
-    costs = _costs(model, seq_len, precision)
+    by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
+    costs = {region: sum(cost.at(seq_len) for cost in by_region) for region, by_region in by_length.items()}  # of a sequence
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
     extra_costs = np.zeros(num_ranks)
     extra_costs[0] += costs["embedding"]
@@ -70,8 +71,17 @@ def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_r
     mean = (until[-1] + extra_costs.sum()) / num_ranks
     until, extra_costs = until / mean, extra_costs / mean
     ways = [_balanced_stages(until, extra_costs, virtual_stages)]
-    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages))[1:-1]):
-        ways.append(ranks)
+    if virtual_stages > 1:
+        # a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first
+        num_layers, ranks = len(until) - 1, [*range(1, num_ranks - 1), 0, num_ranks - 1]
+        held, taken = [0] * num_ranks, extra_costs.tolist()
+        for _ in range(num_layers):
+            rank = min(ranks, key=taken.__getitem__)
+            held[rank] += 1
+            taken[rank] += float(until[-1]) / num_layers
+        greedy = layers_of_stages(held, virtual_stages)
+        if all(greedy[1:-1]):
+            ways.append(greedy)
 
     def slowest(layers: tuple[int, ...]) -> float:
         taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
@@ -119,31 +129,14 @@ def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> t
     return tuple(reversed(layers))
 
 
-def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
-    """Return the layers of a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first."""
-    num_layers, ranks = len(until) - 1, [*range(1, len(extra_costs) - 1), 0, len(extra_costs) - 1]
-    held, taken = [0] * len(extra_costs), extra_costs.tolist()
-    for _ in range(num_layers):
-        rank = min(ranks, key=taken.__getitem__)
-        held[rank] += 1
-        taken[rank] += float(until[-1]) / num_layers
-    return layers_of_stages(held, virtual_stages)
-
-
 def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage, from those of each rank; stage k is on rank k % p."""
     return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
 
 
-def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
-    """Return the cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
-    by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
-    return {region: sum(cost.at(seq_len) for cost in costs) for region, costs in by_length.items()}
-
-
 @lru_cache(maxsize=64)
 def _costs_by_length(model: TransformerConfig, length: int, precision: Precision) -> Mapping[str, list[ByLength]]:
-    """Return the costs in each region, for all sequence lengths with the graph of this length."""
+    """Return the costs in each region, forward and backward, for all sequence lengths with the graph of this length. [FLOP in 16 bits]"""
 
     graph = build_graph(
         model, seq_len=length, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0

@@ -79,16 +79,16 @@ class _Within:
             recomputes = recomputes[recomputes.index(least) :]
         for recompute in recomputes:
             for fixed in allowed:
-                state = self._sweep(fixed | {"recompute": str(recompute)})
+                knobs = {**self.space.fixed, **fixed, "recompute": str(recompute)}
+                space = replace(self.space, fixed=knobs, orders=self.space.orders[:1])
+                state = sweep(
+                    self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention, also=()
+                )
                 if state.num_feasible:
                     return self._baseline(name, state)
                 if state.num_evaluated and recompute is recomputes[0]:
                     last = state
         return Baseline(name=name, prediction=(), reason=reason) if last is None else self._baseline(name, last)
-
-    def _sweep(self, fixed: Fixed) -> Sweep:
-        space = replace(self.space, fixed={**self.space.fixed, **fixed}, orders=self.space.orders[:1])
-        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention, also=())
 
     def _baseline(self, name: str, state: Sweep) -> Baseline:
         ids = state.best_time.ids if state.num_feasible else state.least.ids

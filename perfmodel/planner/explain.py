@@ -359,6 +359,10 @@ def _cause(other: Prediction, base: Prediction) -> str:
 
 
 def _change(other: Prediction, base: Prediction, difference: Mapping[str, float], cause: str) -> str:
+    """Return how much slower or faster the other plan is, and the part that changes most.
+
+    If the knobs alone change another part, `cause`, that one comes first; the largest only if the two change in opposite directions.
+    """
     change = other.step_time / base.step_time - 1.0
     times = f"({format_step(other.step_time)} against {format_step(base.step_time)})"
     if abs(change) < 1e-9:
@@ -366,18 +370,15 @@ def _change(other: Prediction, base: Prediction, difference: Mapping[str, float]
     word = "slower" if change > 0 else "faster"
     largest = _cause(other, base)
     counts = bool(cause) and abs(difference[cause]) >= _LEAST_PART * abs(other.step_time - base.step_time)
-    return f"{100 * abs(change):.1f} % {word} {times}, {_parts(difference, cause if counts else largest, largest)}"
-
-
-def _parts(difference: Mapping[str, float], cause: str, largest: str) -> str:
-    """Return the part that the knobs alone change, and the largest part if the two change in opposite directions."""
 
     def text(part: str) -> str:
         return f"{part.replace('_', ' ')} ({'+' if difference[part] > 0 else '-'}{format_time(abs(difference[part]))})"
 
-    if cause == largest:
-        return f"mostly {text(cause)}"
-    return text(cause) if difference[cause] * difference[largest] > 0 else f"{text(cause)} but {text(largest)}"
+    if not counts or cause == largest:
+        parts = f"mostly {text(largest)}"
+    else:
+        parts = text(cause) if difference[cause] * difference[largest] > 0 else f"{text(cause)} but {text(largest)}"
+    return f"{100 * abs(change):.1f} % {word} {times}, {parts}"
 
 
 def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:

@@ -127,46 +127,40 @@ class Prober:
         """
         fixed = {**self.fixed, **question.knobs}
         key = (question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch, *sorted(fixed.items()))
-        if key not in self.passes:
-            space, estimator = replace(self.space, fixed=fixed), self._estimator_of(question)
-            if isinstance(estimator, MixedEstimator):
-                self.passes[key] = self._searched(estimator, space, question, guide)
-            else:
-                self.passes[key] = self._swept(estimator, space, question, guide)
+        if key in self.passes:
+            return self.passes[key]
+        space, estimator = replace(self.space, fixed=fixed), self._estimator_of(question)
+        if isinstance(estimator, MixedEstimator):
+            result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+            fastest = [prediction.plan for prediction in result.plans[:1]]
+            nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
+            least = [prediction.plan for prediction in nearest[:1]]
+            # a search may miss the layers of the guide, which were distributed for another value
+            if guide is not None and (stretched := self._stretched(guide, question)) is not None and self.spare(guide, question) >= 0.0:
+                fastest, least = fastest or [stretched], least or [stretched]
+        else:
+            need = math.inf if guide is None else self.need(guide, question)
+            for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+                state = sweep(
+                    estimator,
+                    space,
+                    top=1,
+                    memory_headroom=self.headroom,
+                    risk=self.risk,
+                    attention=self.attention,
+                    needless=needless,
+                    kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
+                    also=(),
+                )
+                if len(state.least.ids) and state.least.values[0] <= needless:
+                    break  # otherwise the guide was not among these plans
+            fastest = [state.plan(int(i)) for i in state.best_time.ids[: min(1, state.num_feasible)]]
+            least = [state.plan(int(i)) for i in state.least.ids[:1]]
+        self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
         return self.passes[key]
 
     def _estimator_of(self, question: Question) -> Estimator:
         return self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
-
-    def _searched(self, estimator: MixedEstimator, space: Space, question: Question, guide: Plan | None) -> Probe:
-        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
-        fastest = [prediction.plan for prediction in result.plans[:1]]
-        nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-        least = [prediction.plan for prediction in nearest[:1]]
-        # a search may miss the layers of the guide, which were distributed for another value
-        if guide is not None and (stretched := self._stretched(guide, question)) is not None and self.spare(guide, question) >= 0.0:
-            fastest, least = fastest or [stretched], least or [stretched]
-        return Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
-
-    def _swept(self, estimator: Estimator, space: Space, question: Question, guide: Plan | None) -> Probe:
-        need = math.inf if guide is None else self.need(guide, question)
-        for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-            state = sweep(
-                estimator,
-                space,
-                top=1,
-                memory_headroom=self.headroom,
-                risk=self.risk,
-                attention=self.attention,
-                needless=needless,
-                kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
-                also=(),
-            )
-            if len(state.least.ids) and state.least.values[0] <= needless:
-                break  # otherwise the guide was not among these plans
-        fastest = state.best_time.ids[: min(1, state.num_feasible)]
-        fastest_plans, least_plans = (tuple(state.plan(int(i)) for i in ids) for ids in (fastest, state.least.ids[:1]))
-        return Probe(estimator=estimator, fastest=fastest_plans, least=least_plans)
 
     def need(self, plan: Plan, question: Question) -> float:
         """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
@@ -317,7 +311,10 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
     pools = pools_of(estimator)
     usable = sum(pool.machine.memory.usable * pool.cluster.num_chips for pool in pools) / estimator.cluster.num_chips
-    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(usable)
+    job, sizes = estimator.job, estimator.programs.sizes
+    frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
+    trained = num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
+    least = (frozen + trained) / memory_rule(prober.headroom, prober.risk).allowed(usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
@@ -353,13 +350,6 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
 def _chips_text(state: Probe) -> str:
     cluster = state.estimator.cluster
     return chips_text(cluster.num_chips) + (f" ({cluster.name})" if cluster.pools else "")
-
-
-def _least_state(estimator: Estimator) -> float:
-    """Return the bytes of weights and optimizer state, each counted once."""
-    job, sizes = estimator.job, estimator.programs.sizes
-    frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
-    return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 
 
 def chip_counts(estimator: Estimator) -> list[int]:
@@ -437,7 +427,13 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
         low, index = start + 1, 2 * start + 3
         while high - low > 1 and not math.isnan(spare(index := min(max(index, low + 1), high - 1))):
             low, high = (index, high) if spare(index) >= 0.0 else (low, index)
-            index = _chord(known, low, high) if len(known) < _CHORDS else (low + high) // 2
+            index = (low + high) // 2
+            if len(known) < _CHORDS:
+                # where the line through the known values at `low` and at the nearest other known index is zero
+                other = high if high in known else max((index for index in known if index < low), default=low)
+                fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
+                if fall > 0.0:
+                    index = low + int(min(known[low] / fall, 2.0**40))
         if high - low <= 1:
             return low
     low, high, step = start, end, 1
@@ -448,10 +444,3 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
         middle = (low + high) // 2
         low, high = (middle, high) if spare(middle) >= 0.0 else (low, middle)
     return low
-
-
-def _chord(known: Mapping[int, float], low: int, high: int) -> int:
-    """Return the index where the line through the known values at `low` and at the nearest other known index is zero."""
-    other = high if high in known else max((index for index in known if index < low), default=low)
-    fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
-    return low + int(min(known[low] / fall, 2.0**40)) if fall > 0.0 else (low + high) // 2

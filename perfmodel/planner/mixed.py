@@ -126,23 +126,20 @@ def search_mixed(
 
 def _refined(estimator: MixedEstimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
     """Return the prediction after moves of one layer between ranks, as long as one shortens the step and the plan fits."""
-    ranks = range(prediction.plan.layout.pp)
+    p = prediction.plan.layout.pp
     while True:
-        moves = [_moved(prediction.plan, source, target) for source, target in permutations(ranks, 2)]
-        times = sorted(((mixed_step_time(estimator, plan), i) for i, plan in enumerate(moves) if plan is not None))
-        quicker = (predict(moves[i]) for time, i in times if time < prediction.step_time)  # type: ignore[arg-type]
+        moves: list[Plan] = []
+        for source, target in permutations(range(p), 2):
+            # from a rank's longest virtual stage to another rank's shortest
+            layers = list(prediction.plan.stage_layers)
+            longest = max(range(source, len(layers), p), key=layers.__getitem__)
+            if layers[longest]:
+                layers[longest] -= 1
+                layers[min(range(target, len(layers), p), key=layers.__getitem__)] += 1
+                moves.append(replace(prediction.plan, stage_layers=tuple(layers)))
+        times = sorted((mixed_step_time(estimator, plan), i) for i, plan in enumerate(moves))
+        quicker = (predict(moves[i]) for time, i in times if time < prediction.step_time)
         better = next((candidate for candidate in quicker if candidate.fits), None)
         if better is None:
             return prediction
         prediction = better
-
-
-def _moved(plan: Plan, source: int, target: int) -> Plan | None:
-    """Return the plan with a layer moved from a rank's longest virtual stage to another rank's shortest; None without a layer to move."""
-    layers, p = list(plan.stage_layers), plan.layout.pp
-    longest = max(range(source, len(layers), p), key=layers.__getitem__)
-    if not layers[longest]:
-        return None
-    layers[longest] -= 1
-    layers[min(range(target, len(layers), p), key=layers.__getitem__)] += 1
-    return replace(plan, stage_layers=tuple(layers))

@@ -94,10 +94,11 @@ def search_plans(
     known: tuple[Baseline, ...] = ()
     if "baselines" in also:
         known = baselines(estimator, space, memory_headroom=memory_headroom, risk=risk, attention=state.attention)
-    ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
+    fitting = [baseline.prediction[0] for baseline in known if baseline.fits]
+    ranking = _ranking(state, objective, ties, fitting)
     expectation = None
     if ensemble and ties and ranking and objective is not Objective.MEMORY:
-        ranking, expectation = _by_expectation(ranking, known, estimator, ensemble, ties)
+        ranking, expectation = _by_expectation(ranking, fitting, estimator, ensemble, ties)
 
     predicted: dict[Plan, Prediction] = {}
 
@@ -155,15 +156,10 @@ def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel
     return tuple(certainties)
 
 
-def _best_cost(known: Iterable[Baseline], objective: Objective) -> float:
-    """Return the least cost of a baseline that fits; infinite if none does."""
-    predictions = (baseline.prediction[0] for baseline in known if baseline.fits)
-    return min((best.memory["total"] if objective is Objective.MEMORY else best.step_time for best in predictions), default=math.inf)
+def _ranking(state: Sweep, objective: Objective, ties: float, known: Iterable[Prediction]) -> list[tuple[float, Plan]]:
+    """Return (cost, plan), best first. The preferred tie of the first is moved to the front, unless a baseline that fits costs less.
 
-
-def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float) -> list[tuple[float, Plan]]:
-    """Return (cost, plan), best first. The preferred tie of the first, among those that cost at most `at_most`, is moved to the front.
-
+    The preferred tie is the first, in order of preference, that is as likely to fit as the one of the least memory.
     Of plans with the same cost that differ only in the order of the axes, the first is kept.
     """
     by_memory = objective is Objective.MEMORY
@@ -182,22 +178,18 @@ def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float)
     rows = list(distinct.values())
     if ties and rows:
         least = rows[0][0]
+        at_most = min((best.memory["total"] if by_memory else best.step_time for best in known), default=math.inf)
         tied = [row for row in rows if row[0] <= max(least, min(least * (1.0 + ties), at_most))]
         tied.sort(key=lambda row: (preference(row[2], row[1]), row[0]))
-        preferred = tied[0] if by_memory else _likeliest(state.estimator, tied)
+        preferred = tied[0]
+        if not by_memory:
+            smallest = min(tied, key=lambda row: row[1])
+            least_risk = likelihood(state.estimator, smallest[2])
+            likely = (row for row in tied[:MOST_LIKELIHOODS] if row is smallest or likelihood(state.estimator, row[2]) >= least_risk)
+            preferred = next(likely, smallest)
         rows.remove(preferred)
         rows.insert(0, preferred)
     return [(cost, plan) for cost, _, plan in rows]
-
-
-def _likeliest(estimator: Estimator, tied: Sequence[tuple[float, float, Plan]]) -> tuple[float, float, Plan]:
-    """Return the first (time, memory, plan), in order of preference, that is as likely to fit as the one of the least memory."""
-    smallest = min(tied, key=lambda row: row[1])
-    least_risk = likelihood(estimator, smallest[2])
-    for row in tied[:MOST_LIKELIHOODS]:
-        if row is smallest or likelihood(estimator, row[2]) >= least_risk:
-            return row
-    return smallest
 
 
 def likelihood(estimator: Estimator, plan: Plan) -> int:
@@ -208,16 +200,15 @@ def likelihood(estimator: Estimator, plan: Plan) -> int:
 
 
 def _by_expectation(
-    ranking: list[tuple[float, Plan]], known: Iterable[Baseline], estimator: Estimator, ensemble: Sequence[WeightedProfile], ties: float
+    ranking: list[tuple[float, Plan]], known: Iterable[Prediction], estimator: Estimator, ensemble: Sequence[WeightedProfile], ties: float
 ) -> tuple[list[tuple[float, Plan]], Expectation | None]:
-    """Return the ranking with the plan of least expected time first, among the best and the baselines that fit.
+    """Return the ranking with the plan of least expected time first, among the best and the known ones.
 
     The plan that was first stays there if its expected time is within `ties` of the least.
     """
     compared = ranking[:EXPECTED]
     ranked = {plan for _, plan in compared}
-    fitting = [baseline.prediction[0] for baseline in known if baseline.fits]
-    compared += [(prediction.step_time, prediction.plan) for prediction in fitting if prediction.plan not in ranked]
+    compared += [(prediction.step_time, prediction.plan) for prediction in known if prediction.plan not in ranked]
     expected = expected_times(estimator, [plan for _, plan in compared], ensemble)
     best = int(expected.argmin())
     if expected[0] <= expected[best] * (1.0 + ties):

@@ -380,7 +380,13 @@ def _read(
         *((f"weights[{v}]", vector) for v, vector in enumerate(weights)),
         *((f"edge_weights[{i}]", edge[2]) for i, edge in enumerate(edge_weights) if isinstance(edge, tuple | list) and len(edge) == 3),
     ]:
-        _check_weights(field, given)
+        try:
+            array = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise bad_field(field, given, "weights are real numbers in a rectangular array", "give float64") from None
+        if array.size and not (np.isfinite(array).all() and array.min() >= 0):
+            wrong = array[~(np.isfinite(array) & (array >= 0))].flat[0]
+            raise bad_field(field, wrong, "a weight is a finite number of at least 0", "forbid a configuration by a cost of inf")
     reader = Reader("weights", "edge_weights")
     vectors = [reader.vector(v, weight) for v, weight in enumerate(weights)]
     for v, (weight, cost) in enumerate(zip(vectors, problem.costs, strict=True)):
@@ -421,13 +427,3 @@ def _joined(problem: Problem, weights: list[Array], pairs: dict[tuple[int, int],
         given_costs=list(problem.given_edges),
         given_weights=pairs_given,
     )
-
-
-def _check_weights(field: str, given: ArrayLike) -> None:
-    try:
-        array = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise bad_field(field, given, "weights are real numbers in a rectangular array", "give float64") from None
-    if array.size and not (np.isfinite(array).all() and array.min() >= 0):
-        wrong = array[~(np.isfinite(array) & (array >= 0))].flat[0]
-        raise bad_field(field, wrong, "a weight is a finite number of at least 0", "forbid a configuration by a cost of inf")

@@ -68,7 +68,12 @@ class ReducedCosts:
     def from_tables(cls, problem: Problem, order: EliminationOrder) -> ReducedCosts:
         """Return exact reduced costs: the tables hold the cost of the cheapest completion."""
         buckets, tables = make_tables(problem, order)
-        reduced = cls(problem, _top_down(order), [_with_forbidden(bucket, problem) for bucket in buckets])
+        factors = buckets
+        if math.isfinite(problem.forbidden_total):
+            # forbidden entries are +inf again; tables may hold sums of their finite substitutes, which stay
+            least = problem.forbidden_total
+            factors = [[(np.where(array >= least, np.inf, array), axes) for array, axes in bucket] for bucket in buckets]
+        reduced = cls(problem, _top_down(order), factors)
         roots = {v: np.asarray(sum(array for array, _ in buckets[v])).min() for v, rest in order.steps if not rest}
         reduced.tables = tables | roots
         alone = [float(matrix[0, 0]) for _, _, matrix in problem.edges if matrix.size == 1]
@@ -98,13 +103,6 @@ class ReducedCosts:
             table = self.tables[v][tuple(columns[u] for u in rest)] if rest else self.tables[v]
             total -= table[..., None]
         return total
-
-
-def _with_forbidden(factors: Sequence[Factor], problem: Problem) -> list[Factor]:
-    """Set forbidden entries to +inf again; tables may hold sums of their finite substitutes, which stay."""
-    if not math.isfinite(problem.forbidden_total):
-        return list(factors)
-    return [(np.where(array >= problem.forbidden_total, np.inf, array), axes) for array, axes in factors]
 
 
 def _top_down(order: EliminationOrder) -> list[tuple[int, tuple[int, ...]]]:
@@ -169,7 +167,8 @@ class Sums:
 
     def __init__(self, vectors: Sequence[Array], edges: Sequence[tuple[int, int, Array]]) -> None:
         known: dict[int, Integers] = {}
-        largest = math.fsum(_largest(array) for array in [*vectors, *(matrix for _, _, matrix in edges)])
+        arrays = [*vectors, *(matrix for _, _, matrix in edges)]
+        largest = math.fsum(float(np.abs(array[np.isfinite(array)]).max(initial=0.0)) for array in arrays)
         self.scale = 2.0 ** math.floor(math.log2(_LARGEST / largest)) if largest > 0 else 1.0
 
         def integers(array: Array) -> Integers:
@@ -197,10 +196,6 @@ class Sums:
         return total
 
 
-def _largest(array: Array) -> float:
-    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-
-
 def enumerate_labels(
     windows: Sequence[Window], costs: Sums, weights: Sums, *, most_labels: int, memory_limit: float, budget: Budget
 ) -> Enumeration:
@@ -218,14 +213,19 @@ def enumerate_labels(
         for start in range(0, len(labels.costs), step):
             block = _extend(labels, start, start + step, v, rest, windows, costs, weights)
             budget.spend(ENTRIES_OF_A_FRONT + ENTRIES_OF_A_LABEL * len(block.costs))
-            block = _drop_columns(block, i, last_use)
+            for u in [u for u in block.columns if last_use.get(u, -1) <= i]:
+                del block.columns[u]
             blocks.append(_undominated(block))
             if budget.is_spent or sum(len(part.costs) for part in blocks) > 4 * most_labels:
                 is_complete = is_complete and start + step >= len(labels.costs)
                 break
         labels = blocks[0] if len(blocks) == 1 else _undominated(_joined(blocks))
         if len(labels.costs) > most_labels:
-            labels = labels.take(_some(labels, most_labels))
+            # half of them by least reduced cost at the first price, and half evenly over the weights of the others
+            best, others = np.split(np.argsort(labels.reduced[0], kind="stable"), [most_labels // 2])
+            by_weight = others[np.argsort(labels.weights[others], kind="stable")]
+            sample = by_weight[np.linspace(0, len(others) - 1, most_labels - len(best)).astype(np.int64)]
+            labels = labels.take(np.sort(np.concatenate([best, sample])))
             is_complete = False
         count += len(labels.costs)
         history.append((labels.parents.astype(np.int32), labels.chosen.astype(np.int32)))
@@ -278,21 +278,6 @@ def _extend(
         parents=parents + start,
         chosen=chosen,
     )
-
-
-def _some(labels: Labels, count: int) -> Integers:
-    """Select half of the labels by least reduced cost at the first price, and half evenly over the weights of the others."""
-    ranked = np.argsort(labels.reduced[0], kind="stable")
-    best, others = ranked[: count // 2], ranked[count // 2 :]
-    by_weight = others[np.argsort(labels.weights[others], kind="stable")]
-    spread = by_weight[np.linspace(0, len(others) - 1, count - len(best)).astype(np.int64)]
-    return np.sort(np.concatenate([best, spread]))
-
-
-def _drop_columns(labels: Labels, i: int, last_use: dict[int, int]) -> Labels:
-    for u in [u for u in labels.columns if last_use.get(u, -1) <= i]:
-        del labels.columns[u]
-    return labels
 
 
 def _undominated(labels: Labels) -> Labels:

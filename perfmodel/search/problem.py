@@ -183,7 +183,11 @@ class Reader:
         if not self.has_forbidden:
             edges = tuple((u, v, matrix) for (u, v), matrix in merged.items())
             return Problem(costs=tuple(costs), edges=edges, given_edges=given, forbidden_total=math.inf)
-        spread = math.fsum(self._largest(array) for array in [*costs, *merged.values()])
+        arrays = [*costs, *merged.values()]
+        for array in arrays:
+            if id(array) not in self.spread_of:  # the sum of two edges
+                self.spread_of[id(array)] = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+        spread = math.fsum(self.spread_of[id(array)] for array in arrays)
         stand_in = _FORBIDDEN_SPREADS * spread + 1.0
         if not math.isfinite(stand_in * (len(costs) + len(merged))):
             raise bad_field("vertex_costs", spread, "finite costs must leave room to be added to forbidden ones", "use smaller units")
@@ -200,9 +204,3 @@ class Reader:
             given_edges=given,
             forbidden_total=stand_in - spread,
         )
-
-    def _largest(self, array: Array) -> float:
-        if id(array) not in self.spread_of:  # the sum of two edges
-            finite = array[np.isfinite(array)]
-            self.spread_of[id(array)] = float(np.abs(finite).max()) if finite.size else 0.0
-        return self.spread_of[id(array)]

@@ -94,7 +94,12 @@ class _Memory:
 
 def min_sum(factors: Sequence[tuple[Array, tuple[int, ...]]], shape: Sequence[int]) -> Array:
     """Add up arrays over some axes of `shape` each, and minimise over axis 0."""
-    views = sorted((_spread(array, axes, len(shape)) for array, axes in factors), key=lambda view: view.size)
+    views = []
+    for array, axes in factors:
+        # all axes of the table in order; those that the array lacks have size 1
+        in_order = array.transpose(sorted(range(len(axes)), key=axes.__getitem__))
+        views.append(np.expand_dims(in_order, [axis for axis in range(len(shape)) if axis not in axes]))
+    views.sort(key=lambda view: view.size)
     if math.prod(shape) <= _TILE:
         total = views[0]
         for view in views[1:]:
@@ -121,14 +126,6 @@ def min_sum(factors: Sequence[tuple[Array, tuple[int, ...]]], shape: Sequence[in
             if label > 0:
                 np.minimum(best, buffer, out=best)
     return table
-
-
-def _spread(array: Array, axes: tuple[int, ...], num_axes: int) -> Array:
-    """Return a view of `array` with all axes of the table in order; axes that it lacks have size 1."""
-    by_axis = sorted(range(len(axes)), key=axes.__getitem__)
-    turned = array.transpose(by_axis)
-    sizes = iter(turned.shape)
-    return turned.reshape([next(sizes) if axis in axes else 1 for axis in range(num_axes)])
 
 
 def _tiles(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:

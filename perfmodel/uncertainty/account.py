@@ -18,7 +18,7 @@ from perfmodel.uncertainty.open_defaults import behaviour_changes, open_variance
 from perfmodel.uncertainty.priors import BEHAVIOURS, ELEMENTWISE, SCATTER, Behaviour, noise_of
 from perfmodel.uncertainty.residuals import Residuals, interval, shape_of
 from perfmodel.uncertainty.run_features import features_of
-from perfmodel.uncertainty.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
+from perfmodel.uncertainty.sensitivity import STEP, fitted_slopes, log_change, sensitivities
 from perfmodel.uncertainty.sources import Remedy, TrustAccount, VarianceSource, remedy, uncertainty_sources, variance_of, with_rest
 
 _MEDIAN_OF_NORMAL = 0.6745
@@ -101,25 +101,16 @@ def _name_of(behaviour: Behaviour) -> str:
     return f"framework: {behaviour.says}"
 
 
-def _width(behaviour: Behaviour) -> str:
-    if behaviour.is_ratio:
-        return f"a factor of {math.exp(behaviour.spread):.2g}"
-    return f"{behaviour.spread * 1e3:g} ms" if behaviour.unit == "s" else f"{behaviour.spread:g}"
-
-
 def _after_runs(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
     """Yield the variance that each fitted constant contributes after the user's runs, and that of a chip or model without any."""
-    fitted, chip, says = (
-        estimator.profile.fitted,
-        estimator.cluster.chip.name,
-        {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields},
-    )
+    fitted, chip = estimator.profile.fitted, estimator.cluster.chip.name
+    behaviour_of = {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields}
     slopes = fitted_slopes(estimator, plan)
     for i, constant in enumerate(fitted.constants):
         shared = slopes[i] * sum(value * slope for value, slope in zip(fitted.covariance[i], slopes, strict=True))
         name = constant.fields[0]
         known = f"your runs took away {constant.share_known:.0%} of what was open"
-        yield VarianceSource(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
+        yield VarianceSource(name=_name_of(behaviour_of[name]) if name in behaviour_of else name, variance=shared, rests_on=known)
     if chip not in fitted.chips:
         yield VarianceSource(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
     if shape_of(plan.job.transformer) not in fitted.models:
@@ -132,24 +123,23 @@ def _without_runs(estimator: Estimator, plan: Plan, behaviours: Sequence[Behavio
     A calibrated rate has the error of its calibration; any other has the variance between calibrations of chips.
     """
     for behaviour, changes in behaviour_changes(estimator.profile, behaviours, _log_change_of(estimator, plan)):
-        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(behaviour)}"
+        if behaviour.is_ratio:
+            width = f"a factor of {math.exp(behaviour.spread):.2g}"
+        else:
+            width = f"{behaviour.spread * 1e3:g} ms" if behaviour.unit == "s" else f"{behaviour.spread:g}"
+        rests_on = f"{estimator.profile.name}: frameworks differ by {width}"
         yield VarianceSource(name=_name_of(behaviour), variance=float((changes**2).mean()), rests_on=rests_on)
     for parameter in sensitivities(estimator, plan, most=100):
-        if parameter.part in _CALIBRATION_ERRORS:
-            slope = math.log1p(parameter.change) / math.log1p(STEP)
-            yield VarianceSource(
-                name=f"{estimator.cluster.chip.name}: {parameter.parameter}",
-                variance=(slope * _spread_of(parameter, estimator.machine.basis.errors, residuals)) ** 2,
-                rests_on=parameter.rests_on,
-            )
-
-
-def _spread_of(parameter: Sensitivity, errors: Mapping[str, float], residuals: Residuals) -> float:
-    prefix, averaged = _CALIBRATION_ERRORS[parameter.part]
-    part_errors = [error for name, error in errors.items() if name.startswith(prefix)]
-    if not part_errors or not parameter.rests_on.startswith(Provenance.CALIBRATED):
-        return residuals.between_calibrations
-    return median(part_errors) / _MEDIAN_OF_NORMAL / math.sqrt(averaged)
+        if parameter.part not in _CALIBRATION_ERRORS:
+            continue
+        prefix, averaged = _CALIBRATION_ERRORS[parameter.part]
+        errors = [error for name, error in estimator.machine.basis.errors.items() if name.startswith(prefix)]
+        spread = residuals.between_calibrations
+        if errors and parameter.rests_on.startswith(Provenance.CALIBRATED):
+            spread = median(errors) / _MEDIAN_OF_NORMAL / math.sqrt(averaged)
+        slope = math.log1p(parameter.change) / math.log1p(STEP)
+        name = f"{estimator.cluster.chip.name}: {parameter.parameter}"
+        yield VarianceSource(name=name, variance=(slope * spread) ** 2, rests_on=parameter.rests_on)
 
 
 def _remedies(
@@ -182,7 +172,9 @@ def _remedies(
             if setting and source and source.variance >= _WORTH_STATING * total:
                 what, how = setting
                 yield remedied(f"state {what}", f"--setting {how}", total - source.variance)
-        left = _known_framework_variance(estimator, plan, residuals)
+        # as the median over the frameworks with runs
+        features, families = features_of(plan, chip), sorted({model.family for model in residuals.models})
+        left = median(variance_of(interval(residuals, features, family=family)) for family in families)
         yield remedied("name the framework", "--profile NAME, if it is one of `perfmodel profiles`", left, is_measured=False)
     borrowed = [
         source
@@ -195,14 +187,6 @@ def _remedies(
     noise = noise_of(_RUNS)
     left = shared / (1.0 + _RUNS * shared / noise**2) + SCATTER**2
     yield remedied(f"measure {_RUNS} runs of this plan and its neighbours", "`perfmodel fit RUNS`", left)
-
-
-def _known_framework_variance(estimator: Estimator, plan: Plan, residuals: Residuals) -> float:
-    """Return the variance of a prediction with a known framework: the median over those with runs."""
-    features = features_of(plan, estimator.cluster.chip.name)
-    return median(
-        variance_of(interval(residuals, features, family=family)) for family in sorted({model.family for model in residuals.models})
-    )
 
 
 def given_fields(profile: ExecutionProfile, base: ExecutionProfile) -> frozenset[str]:

@@ -226,11 +226,9 @@ def behaviours_of(*, measured: bool) -> tuple[Behaviour, ...]:
 
     measured   the kernel rates of the runs' machine are calibrated
     """
-    return (
-        tuple(BEHAVIOURS)
-        if measured
-        else tuple(replace(behaviour, spread=max(behaviour.spread, behaviour.unmeasured)) for behaviour in BEHAVIOURS)
-    )
+    if measured:
+        return tuple(BEHAVIOURS)
+    return tuple(replace(behaviour, spread=max(behaviour.spread, behaviour.unmeasured)) for behaviour in BEHAVIOURS)
 
 
 def moved_fields(behaviours: Sequence[Behaviour], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:

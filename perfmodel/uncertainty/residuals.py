@@ -163,7 +163,9 @@ def interval(
     num_runs, num_models = _count(chosen), len({runs.model for runs in chosen})
     widened, words = _beyond_runs(residuals, features, seen=family_runs, uncalibrated=uncalibrated, is_usual=is_usual)
     widened += 2.0 / num_models * residuals.between_models**2
-    below, middle, above = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
+    points = sorted((point, runs.num_runs / len(runs.quantiles)) for runs in chosen for point in runs.quantiles)
+    gaps = sum(weight for _, weight in points) + 1.0  # a further run falls into each with equal probability
+    below, middle, above = (_weighted_quantile(points, share * gaps - 0.5) for share in (TAIL, 0.5, 1.0 - TAIL))
     unseen_below, unseen_above = (abs(math.log(factor)) for factor in unseen_interval(residuals.unseen_frameworks))
     half_width = NORMAL * math.sqrt(widened)
     low = math.hypot(_shrunk(middle - below, unseen_below, num_runs), half_width)
@@ -287,10 +289,8 @@ def _unseen_framework_interval(
     half_width = NORMAL * math.sqrt(widened)
     if max(_excess_variance(residuals.unseen_frameworks, open_behaviours)) > _NOTED_SPREAD**2:
         words.append("this step hangs more than theirs on what frameworks differ in")
-    frameworks, runs = (
-        len({group.family for group in residuals.unseen_frameworks}),
-        sum(group.num_runs for group in residuals.unseen_frameworks),
-    )
+    frameworks = len({group.family for group in residuals.unseen_frameworks})
+    runs = sum(group.num_runs for group in residuals.unseen_frameworks)
     return StepInterval(
         low=math.exp(-math.hypot(math.log(low), half_width)),
         high=math.exp(math.hypot(math.log(high), half_width)),
@@ -302,15 +302,6 @@ def _unseen_framework_interval(
 
 def _count(models: Iterable[ModelResiduals]) -> int:
     return sum(runs.num_runs for runs in models)
-
-
-def _quantile(models: Sequence[ModelResiduals], share: float) -> float:
-    """Return a quantile of the pooled runs.
-
-    A further run falls into each of n + 1 gaps with equal probability; `share` of them are below.
-    """
-    points = sorted((point, runs.num_runs / len(runs.quantiles)) for runs in models for point in runs.quantiles)
-    return _weighted_quantile(points, share * (sum(weight for _, weight in points) + 1.0) - 0.5)
 
 
 def _weighted_quantile(points: Sequence[tuple[float, float]], wanted: float) -> float:

@@ -16,7 +16,6 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.mixed import MixedEstimator, mixed_step_time
 from perfmodel.cost.programs import Compiled
 from perfmodel.cost.step import element_bytes
-from perfmodel.frameworks.fitted import FittedConstant
 from perfmodel.frameworks.options import RateOptions
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
@@ -86,26 +85,22 @@ def _of_each_pool(estimator: Estimator, change: Callable[[Estimator], Estimator 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     """Return the derivative of log(step time) by each fitted constant, per standard deviation of its prior; empty for shipped profiles."""
-    slopes = []
-    for constant in estimator.profile.fitted.constants:
-        moved, spreads = _moved(estimator.profile, constant)
-        slopes.append(log_change(estimator, plan, moved) / spreads)
+    profile, slopes = estimator.profile, []
+    for constant in profile.fitted.constants:
+        spreads, step = _DIFFERENCE, _DIFFERENCE * constant.prior_spread
+        if constant.is_ratio:
+            moved = {name: profile.option(name) * math.exp(step) for name in constant.fields}
+        else:
+            name = constant.fields[0]
+            if name in _SHARES and profile.option(name) + step > 1.0:
+                spreads, step = -spreads, -step
+            moved = {name: float(profile.option(name)) + step}
+        slopes.append(log_change(estimator, plan, profile.having(**moved)) / spreads)
     return tuple(slopes)
 
 
 _DIFFERENCE = 0.2
 """Step of a difference quotient, in standard deviations of the constant."""
-
-
-def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[ExecutionProfile, float]:
-    """Return the profile with the constant moved within its bounds, and the step in standard deviations."""
-    base_value = float(profile.option(constant.fields[0]))
-    if not constant.is_ratio:
-        step = _DIFFERENCE * constant.prior_spread
-        up = constant.fields[0] not in _SHARES or base_value + step <= 1.0
-        return profile.having(**{constant.fields[0]: base_value + step if up else base_value - step}), _DIFFERENCE if up else -_DIFFERENCE
-    factor = math.exp(_DIFFERENCE * constant.prior_spread)
-    return profile.having(**{name: profile.option(name) * factor for name in constant.fields}), _DIFFERENCE
 
 
 def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:

@@ -49,7 +49,7 @@ def test_a_search_has_only_layouts_without_faults(engine):
     assert len(space.columns)
     assert space.left_out
     for row in range(len(space.columns)):
-        assert not list(layout_faults(model, engine, **space.columns.plan(row).degrees))
+        assert not list(layout_faults(model, engine, **space.columns.layout(row).degrees))
 
 
 def test_such_a_plan_is_predicted_with_a_note_and_without_a_command():

@@ -46,7 +46,7 @@ def test_a_row_is_its_plan(model, engine, quantization, words):
     rows = rows.take(np.concatenate([drawn(rows.tp > 0, 60), drawn(rows.dcp > 1, 20), drawn(rows.pcp > 1, 20)]))
     served = of.serve(job, rows)
     for at in np.concatenate([drawn(rows.tp > 0, 8), drawn(rows.dcp > 1, 4), drawn(rows.pcp > 1, 4)]):
-        alone = of.predict(job, rows.plan(at))
+        alone = of.predict(job, rows.layout(at))
         assert alone.ttft.mean == served.load.ttft[at]
         assert alone.tpot.mean == served.load.tpot[at]
         assert alone.request_latency.mean == served.load.request_latency[at]

@@ -9,9 +9,10 @@ import pytest
 from perfmodel import predict
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import even_stage_layers
-from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _eighth_power, default_stage_layers
+from perfmodel.parallel.stage_cuts import _balanced_stages, _costs_by_length, _eighth_power, default_stage_layers
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import graph_length
 
 
 def job_of(name, precision=Precision.BF16_MIXED):
@@ -40,7 +41,8 @@ def test_deepseek_v3_is_cut_as_published():
 @pytest.mark.parametrize("stages", [(2, 1), (8, 1), (4, 4), (16, 2)])
 def test_no_rank_takes_longer_than_with_equal_numbers_of_layers(name, stages):
     job, (ranks, virtual) = job_of(name), stages
-    costs = _costs(job.model, job.seq_len, job.precision)
+    by_length = _costs_by_length(job.model, graph_length(job.model, job.seq_len), job.precision)
+    costs = {region: sum(cost.at(job.seq_len) for cost in by_region) for region, by_region in by_length.items()}
     mean = sum(costs[kind.name] * kind.count for kind in job.model.layer_kinds) / job.model.num_hidden_layers
 
     def slowest(layers):

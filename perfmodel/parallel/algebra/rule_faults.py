@@ -28,7 +28,25 @@ _BATCH = ("dp_replicate", "dp_shard")
 
 def faults_of(rules: RuleSet) -> list[str]:
     """Return the faults of a rule set, a sentence each; none if every model supports it."""
-    return list(dict.fromkeys(_faults(rules)))
+    faults: list[str] = []
+    batch_cuts = (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
+    if any(sorted(axes) != sorted(_BATCH) for axes in batch_cuts):
+        # every operator has a batch dim: the micro-batch is counted per data-parallel rank
+        faults.append("batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]")
+    graphs, known = _graphs(), _known() if rules.operators else {}
+    for name, cuts in rules.operators.items():
+        if name not in known:
+            faults.append(f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}")
+        else:
+            has = ", ".join(sorted(known[name]))
+            faults += [f"{name}.{dim}: {name} has no such dim; it has {has}" for dim in cuts if dim not in known[name]]
+    of_operators = [fault for graph in graphs for operator in graph.operators for fault in _operator_faults(rules, operator)]
+    for graph in graphs if not of_operators else ():
+        try:
+            derive(graph, {operator.name: rules.sharding(operator) for operator in graph.operators})
+        except InputError as error:
+            faults.append(str(error))
+    return list(dict.fromkeys([*faults, *of_operators]))
 
 
 @lru_cache(maxsize=1)
@@ -49,33 +67,6 @@ def _known() -> dict[str, set[str]]:
         for operator in graph.operators:
             dims.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
     return dims
-
-
-def _faults(rules: RuleSet) -> Iterator[str]:
-    if any(
-        sorted(axes) != sorted(_BATCH) for axes in (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
-    ):
-        # every operator has a batch dim: the micro-batch is counted per data-parallel rank
-        yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
-    graphs, known = _graphs(), _known() if rules.operators else {}
-    for name, cuts in rules.operators.items():
-        if name not in known:
-            yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"
-        else:
-            yield from (
-                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in cuts if dim not in known[name]
-            )
-    of_operators = list(
-        dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _operator_faults(rules, operator))
-    )
-    yield from of_operators
-    if of_operators:
-        return
-    for graph in graphs:
-        try:
-            derive(graph, {operator.name: rules.sharding(operator) for operator in graph.operators})
-        except InputError as error:
-            yield str(error)
 
 
 def _operator_faults(rules: RuleSet, operator: Operator) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -141,12 +141,6 @@ def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str
     return fine_cuts
 
 
-def _near(value: object, known: Collection[str]) -> str:
-    """Return the remedy of `suggest`, or "" if it would list all names, which the message lists anyway."""
-    remedy = suggest(one_line(value), known)
-    return remedy.rstrip("?") + "?" if "did you mean" in remedy else ""
-
-
 def list_rule_sets() -> list[str]:
     """Return the names of the shipped rule sets."""
     return list(_names())
@@ -174,7 +168,9 @@ def load_rule_set(name: str | Path) -> RuleSet:
     if path.suffix not in (".yaml", ".yml"):
         known = list_rule_sets()
         if str(name) not in known:
-            near = _near(name, known)
+            remedy = suggest(one_line(name), known)
+            # without a name that is alike it would list all, as the message does
+            near = remedy.rstrip("?") + "?" if "did you mean" in remedy else ""
             raise InputError(f"rules={one_line(name, 200)}: not known{near}; use one of {', '.join(known)}, or the path of a file (.yaml)")
         return _shipped(str(name))
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered

@@ -81,7 +81,15 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
         cuts = {dim: plan.rules.cut(operator.name_in_layer, operator.logical_name(dim)) for dim in operator.dims}
         present = {dim: tuple(axis for axis in cut if axis in names) for dim, cut in cuts.items()}
         shardings[operator.name] = {dim: cut for dim, cut in present.items() if cut}
-    assignment = Assignment(axes=axes, shardings=shardings, held=_held(graph, shardings), stages=_stages(plan, graph))
+    held = {}
+    for tensor in graph.shared():
+        producer, readers = graph.operators[graph.producers()[tensor]], graph.consumers(tensor)
+        wanted = {input_layout(shardings[operator.name], operator.inputs[index]).cuts for operator, index in readers}
+        common = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
+        gradients = (gradient_layout(shardings[operator.name], operator.inputs[index]) for operator, index in readers)
+        partial = frozenset(axis for gradient in gradients for axis in gradient.partial) - {axis for cut in common for axis in cut}
+        held[tensor] = Held(cuts=common, partial=partial)
+    assignment = Assignment(axes=axes, shardings=shardings, held=held, stages=_stages(plan, graph))
     model = NetworkModel(name=graph.name)
     return assigned_plan(
         replace(plan.job, model=model, global_batch=graph.batch * plan.num_microbatches, seq_len=1, train=FULL_TRAINING),
@@ -95,18 +103,6 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
         virtual_stages=plan.virtual_stages,
         profile=plan.profile,
     )
-
-
-def _held(graph: Graph, shardings: dict[str, Sharding]) -> dict[str, Held]:
-    held = {}
-    for tensor in graph.shared():
-        producer, readers = graph.operators[graph.producers()[tensor]], graph.consumers(tensor)
-        wanted = {input_layout(shardings[operator.name], operator.inputs[index]).cuts for operator, index in readers}
-        cuts = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
-        gradients = (gradient_layout(shardings[operator.name], operator.inputs[index]) for operator, index in readers)
-        partial = frozenset(axis for gradient in gradients for axis in gradient.partial) - {axis for cut in cuts for axis in cut}
-        held[tensor] = Held(cuts=cuts, partial=partial)
-    return held
 
 
 def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:

@@ -45,10 +45,17 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
     left, inner = num_chips, 1
     for tier, size in enumerate(tier_sizes):
         is_last = tier == len(tier_sizes) - 1
-        degree = left if is_last else _greatest_divisor(left, max(1, size // inner))
+        degree = left if is_last else max(d for d in range(1, min(left, max(1, size // inner)) + 1) if left % d == 0)
         inner *= degree
         left //= degree
-        factors.append(sorted(_prime_factors(degree), reverse=True))
+        primes, divisor = list[int](), 2
+        while degree > 1:
+            if degree % divisor == 0:
+                primes.insert(0, divisor)
+                degree //= divisor
+            else:
+                divisor += 1
+        factors.append(primes)
     while most and sum(map(len, factors)) > max(most, sum(map(bool, factors))):
         longest = max(factors, key=len)
         longest[-2:] = [longest[-1] * longest[-2]]
@@ -58,20 +65,6 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
         for tier, sizes in reversed(list(enumerate(factors)))
         for i, size in enumerate(sizes)
     )
-
-
-def _greatest_divisor(number: int, most: int) -> int:
-    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
 
 
 __all__ = ["STAGES", "MeshAxis", "axes_mask", "mesh_axes"]

@@ -15,7 +15,7 @@ from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.parameters import shard_axes
-from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Layout
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.recompute import issued_again
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
@@ -106,6 +106,11 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
                 summed[name] = axes & TENSOR_AXES
                 axes -= TENSOR_AXES
             groups.setdefault((stage, holders, section, at_once, axes, False), []).append(name)
+    shapes = {
+        name: tuple(ceil(size / plan.cuts.size(cut)) for size, cut in zip(network.tensors[name].shape, layout.cuts, strict=True))
+        for name, layout in layouts.items()
+    }
+    trained_layers = {operator.layer for operator in network.operators if network.tensors[operator.output.tensor].has_gradient}
     return tuple(
         ParameterUnit(
             stage=stage,
@@ -115,30 +120,20 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             axes=axes,
             ways=plan.cuts.size(shard_axes(axes)),
             parameters=tuple(names),
-            shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
+            shapes=tuple(shapes[name] for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
             summed={name: summed[name] for name in names if name in summed},
             is_frozen=is_frozen,
-            runs_backward=not is_frozen or _runs_backward(network, names),
+            runs_backward=not is_frozen or any(reader.layer in trained_layers for name in names for reader, _ in network.consumers(name)),
         )
         for (stage, holders, section, at_once, axes, is_frozen), names in groups.items()
     )
-
-
-def _runs_backward(network: Graph, parameters: Sequence[str]) -> bool:
-    """Return whether something runs backward in the layers that read the parameters."""
-    layers = {reader.layer for name in parameters for reader, _ in network.consumers(name)}
-    return any(network.tensors[op.output.tensor].has_gradient for layer in layers for op in network.operators_of(layer))
 
 
 def holding_stages(network: Graph, runs: Sequence[tuple[int, int]], parameter: str) -> tuple[int, ...]:
     """Return the stages that read the parameter."""
     reading = [index for index, _ in network.readers()[parameter]]
     return tuple(stage for stage, (start, end) in enumerate(runs) if any(start <= index < end for index in reading))
-
-
-def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[int, ...]:
-    return tuple(ceil(size / plan.cuts.size(cut)) for size, cut in zip(shape, layout.cuts, strict=True))
 
 
 def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps: bool) -> Iterator[NetworkTraffic]:

@@ -39,33 +39,33 @@ class StatedWorkers:
 
 def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, StatedWorkers]:
     """Return the prefill and the decode workers of a text. Raises InputError."""
-    parts = str(value).split(":")
+    parts, form = str(value).split(":"), "must be prefill workers x chips of each : decode workers x chips of each"
     if len(parts) != 2:
-        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
-    prefill, decode = (_group(part, value, name) for part in parts)
+        raise bad_field(name, value, form, _REMEDY)
+    groups = []
+    for part in parts:
+        size, *given = part.split(",")
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise bad_field(name, value, form, _REMEDY)
+        degrees: dict[str, int] = {}
+        for entry in given:
+            degree, _, number = entry.partition("=")
+            degree = degree.strip().replace("-", "_")
+            if degree not in DEGREES:
+                raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
+            if degree in degrees:
+                raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
+            degrees[degree] = read_integer(number, f"{name}: {degree}")
+        count, chips = read_integer(match[1], name), read_integer(match[2], name)
+        groups.append(StatedWorkers(count=count, chips=chips, cluster=match[3] or "", degrees=degrees))
+    prefill, decode = groups
     for group, degree, rule in ((prefill, "dcp", "is of decode workers"), (decode, "pcp", "is of prefill workers")):
         if group.degrees.get(degree, 1) > 1:
             raise bad_field(name, value, f"{degree} {rule}", f"leave {degree} out on that side of the colon")
     if bool(prefill.cluster) != bool(decode.cluster):
         raise bad_field(name, value, "names the chips of one kind of worker only", "write 3x4@h20:1x8@h200, or leave both to --cluster")
     return prefill, decode
-
-
-def _group(text: str, value: object, name: str) -> StatedWorkers:
-    size, *given = text.split(",")
-    match = _SIZE.fullmatch(size.strip())
-    if match is None:
-        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
-    degrees: dict[str, int] = {}
-    for entry in given:
-        degree, _, number = entry.partition("=")
-        degree = degree.strip().replace("-", "_")
-        if degree not in DEGREES:
-            raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
-        if degree in degrees:
-            raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
-        degrees[degree] = read_integer(number, f"{name}: {degree}")
-    return StatedWorkers(count=read_integer(match[1], name), chips=read_integer(match[2], name), cluster=match[3] or "", degrees=degrees)
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:

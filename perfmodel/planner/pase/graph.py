@@ -7,14 +7,11 @@ extracted by running its released code; DenseNet-121 is built in `densenet.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.planner.pase.densenet import densenet121
 from perfmodel.planner.pase.layer import LayerKind, PaseGraph, einsum_layer, graph_of, layer
-from perfmodel.workload.graph import Operator
 
 _FOLDER = Path(__file__).parent / "graphs"
 
@@ -32,7 +29,16 @@ def load_pase_graph(name: str) -> PaseGraph:
     if name not in list_pase_graphs():
         raise InputError(f"graph={str(name)[:80]}: no such layer graph is shipped{suggest(name, list_pase_graphs())}")
     content = json.loads(path.read_text(encoding="utf-8"))
-    layers = [_read_layer(record) for record in content["layers"]]
+    layers = []
+    for record in content["layers"]:
+        dims, pointwise = record["dims"], record.get("pointwise", 0)
+        if "einsum" in record:
+            layers.append(einsum_layer(dims, record["einsum"], pointwise=pointwise))
+            continue
+        kind, (height, width) = LayerKind(record["kind"]), record.get("window", (1, 1))
+        reads = tuple(record["inputs"][0]) if kind is LayerKind.POOLING else ()
+        axes, writes = record.get("axes", ""), tuple(record["outputs"][0])
+        layers.append(layer(kind, dims, writes=writes, reads=reads, axes=axes, window=(height, width), pointwise=pointwise))
     return graph_of(
         name,
         [layers[index] for index in content["vertices"]],
@@ -40,21 +46,4 @@ def load_pase_graph(name: str) -> PaseGraph:
         batch=content["batch"],
         smallest_share=content["smallest_share"],
         source=content["source"],
-    )
-
-
-def _read_layer(record: Mapping[str, Any]) -> Operator:
-    pointwise = record.get("pointwise", 0)
-    if "einsum" in record:
-        return einsum_layer(record["dims"], record["einsum"], pointwise=pointwise)
-    window = record.get("window", (1, 1))
-    kind = LayerKind(record["kind"])
-    return layer(
-        kind,
-        record["dims"],
-        writes=tuple(record["outputs"][0]),
-        reads=tuple(record["inputs"][0]) if kind is LayerKind.POOLING else (),
-        axes=record.get("axes", ""),
-        window=(window[0], window[1]),
-        pointwise=pointwise,
     )

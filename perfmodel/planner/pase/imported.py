@@ -95,7 +95,14 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
         operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
         key = vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
         if key not in known:
-            splits = _configurations(vertex, num_devices)
+            # a convolution is not split over its pixels, as halos have no cost in PaSE
+            unsplit = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
+            sizes = {name: 1 if name in unsplit else size for name, size in vertex.dims.items()}
+            for operand in (*vertex.inputs, *vertex.outputs) if vertex.kind is ImportedKind.ATTENTION else ():
+                for name, size in zip(operand.dims, operand.shape, strict=True):
+                    if name:  # parts divide the fewest entries that some tensor has along a dim (heads)
+                        sizes[name] = math.gcd(sizes[name], size)
+            splits = pase_configurations(layer(LayerKind.ELEMENTWISE, sizes), num_devices=num_devices, smallest_share=SMALLEST_SHARE)
             total: Array = np.zeros(len(splits))
             names = list(vertex.dims)
             for operator, of_dims in _layers(vertex):
@@ -105,21 +112,6 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
         configurations.append(splits)
         costs.append(cost)
     return configurations, costs
-
-
-def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
-    """Return every split of the dims that may be split.
-
-    If some tensor of an attention has fewer entries along a dim (heads), the parts must divide those. As in PaSE, a convolution is not
-    split over its pixels: halos have no cost there.
-    """
-    unsplit = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
-    sizes = {name: 1 if name in unsplit else size for name, size in vertex.dims.items()}
-    for operand in (*vertex.inputs, *vertex.outputs):
-        for name, size in zip(operand.dims, operand.shape, strict=True):
-            if name and vertex.kind is ImportedKind.ATTENTION:
-                sizes[name] = math.gcd(sizes[name], size)
-    return pase_configurations(layer(LayerKind.ELEMENTWISE, sizes), num_devices=num_devices, smallest_share=SMALLEST_SHARE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -156,8 +148,14 @@ def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
             return [_plain(LayerKind.CROSS_ENTROPY, {name: dims[name] for name in (*(dim for dim in dims if dim != "v"), "v")})]
         case ImportedKind.REDUCTION:
             return [_plain(LayerKind.MEAN, dims, axes="".join(vertex.reduced))]
+        case ImportedKind.POOLING if len(dims) == 4:
+            source, output = vertex.inputs[0].shape, vertex.outputs[0].shape
+            window = (math.ceil(source[-2] / output[-2]), math.ceil(source[-1] / output[-1]))
+            names = dict(zip("bchw", dims.values(), strict=True))
+            read_shape: Shape = tuple(source) if len(source) == len(output) else (1, *source)
+            return [(layer(LayerKind.POOLING, names, reads=read_shape, window=window), tuple(dims))]
         case ImportedKind.POOLING:
-            return [_pooling(vertex)] if len(dims) == 4 else [_plain(LayerKind.ELEMENTWISE, dims)]
+            return [_plain(LayerKind.ELEMENTWISE, dims)]
         case ImportedKind.ELEMENTWISE:
             return [_plain(LayerKind.ELEMENTWISE, dims, pointwise=vertex.chain - 1)]
         case _:
@@ -210,14 +208,6 @@ def _convolution(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
     return _einsum(dims, [*rows, *of_each, *inner], [*(of_each or columns), *inner], output)
 
 
-def _pooling(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
-    source, output = vertex.inputs[0].shape, vertex.outputs[0].shape
-    window = (math.ceil(source[-2] / output[-2]), math.ceil(source[-1] / output[-1]))
-    names = dict(zip("bchw", vertex.dims.values(), strict=True))
-    read_shape: Shape = tuple(source) if len(source) == len(output) else (1, *source)
-    return layer(LayerKind.POOLING, names, reads=read_shape, window=window), tuple(vertex.dims)
-
-
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Cost of a tensor between two vertices
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -261,8 +251,11 @@ def _parts_of_runs(links: Sequence[DimLink], splits: Splits, names: Sequence[str
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _batch_dims(graph: ImportedGraph) -> list[str]:
-    """Return the sample dim of each vertex ("" if it has none): the first of the first input, followed through the links."""
+def _data_parallel(graph: ImportedGraph, configurations: Sequence[Splits]) -> list[int]:
+    """Return the configuration of each vertex that splits only the samples, into the largest possible number of parts.
+
+    The sample dim ("" for none) is the first of the first input, followed through the links.
+    """
     batch = [""] * len(graph.vertices)
     for index, vertex in enumerate(graph.vertices):
         if vertex.kind is ImportedKind.INPUT:
@@ -272,17 +265,10 @@ def _batch_dims(graph: ImportedGraph) -> list[str]:
             is_samples = link.producer and link.producer == batch[edge.producer] and link.consumer
             if is_samples and not batch[edge.consumer]:
                 batch[edge.consumer] = link.consumer
-    return batch
-
-
-def _data_parallel(graph: ImportedGraph, configurations: Sequence[Splits]) -> list[int]:
-    """Return the configuration of each vertex that splits only the samples, into the largest possible number of parts."""
     chosen = []
-    for vertex, rows, batch in zip(graph.vertices, configurations, _batch_dims(graph), strict=True):
-        others = [index for index, name in enumerate(vertex.dims) if name != batch]
+    for vertex, rows, samples in zip(graph.vertices, configurations, batch, strict=True):
+        others = [index for index, name in enumerate(vertex.dims) if name != samples]
         only = np.flatnonzero((rows[:, others] == 1).all(axis=1))
-        if not batch:
-            chosen.append(int(only[0]))
-            continue
-        chosen.append(int(only[np.argmax(rows[only, list(vertex.dims).index(batch)])]))
+        best = np.argmax(rows[only, list(vertex.dims).index(samples)]) if samples else 0
+        chosen.append(int(only[best]))
     return chosen

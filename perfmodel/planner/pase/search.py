@@ -73,17 +73,15 @@ def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: in
         row, column = np.nonzero(total <= num_devices)
         rows = np.concatenate([rows[row], np.array(parts)[column, None]], axis=1)
         used = total[row, column]
-    return rows[_is_contiguous(layer, rows)] if layer.kind in _FLATTENS else rows
-
-
-def _is_contiguous(layer: Operator, splits: Splits) -> NDArray[np.bool_]:
-    """Return the splits with contiguous parts after flattening: some dims split to single entries, then one in part, then none."""
-    is_legal = np.ones(len(splits), dtype=bool)
-    is_past_full = np.zeros(len(splits), dtype=bool)
-    for parts, size in zip(splits.T, layer.dims.values(), strict=True):
-        is_legal &= ~is_past_full | (parts == 1)
-        is_past_full |= parts < size
-    return is_legal
+    if layer.kind not in _FLATTENS:
+        return rows
+    # parts are contiguous after flattening: some dims split to single entries, then one in part, then none
+    is_legal = np.ones(len(rows), dtype=bool)
+    is_past_full = np.zeros(len(rows), dtype=bool)
+    for parts_of_dim, size in zip(rows.T, layer.dims.values(), strict=True):
+        is_legal &= ~is_past_full | (parts_of_dim == 1)
+        is_past_full |= parts_of_dim < size
+    return rows[is_legal]
 
 
 def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops_per_word()) -> PaseTables:

@@ -321,11 +321,16 @@ def network_planner(
     def price(choice: Sequence[int]) -> Prediction:
         return estimator.predict(chosen_plan(estimator, space, setting, choice, cluster=cluster))
 
+    least_time, timing = 0.0, estimator.profile.timing
+    if num_stages == 1:
+        # host time of the launches of `run`, in which every possible fusion is made
+        launches = graph_launches(maker.run, estimator.profile)
+        least_time = num_microbatches * timing.host_launch_time * launches + timing.step_time_constant
     return NetworkPlanner(
         network=network,
         price=price,
         context_bytes=sole_outside_bytes(estimator.profile, machine, estimator.cluster.num_chips // num_stages),
-        least_time=_least_host_time(maker.run, estimator, num_microbatches) if num_stages == 1 else 0.0,
+        least_time=least_time,
         setting=setting,
         space=space,
         tables=tables,
@@ -367,12 +372,6 @@ def _too_large(memory_limit: float, least: float) -> InputError:
         f"memory: {format_bytes(memory_limit)} of a chip: no plan of the space needs less than {format_bytes(least)}; "
         "use more chips, a higher ZeRO stage, smaller microbatches or a pipeline"
     )
-
-
-def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) -> float:
-    """Return the least host time of any choice: launches of `run`, in which every possible fusion is made, and the step constant. [s]"""
-    profile = estimator.profile
-    return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
 
 
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:

@@ -122,7 +122,13 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
     operators = []
     for index, operator in enumerate(network.operators):
         order = sorted(operator.dims, key=lambda dim: classes[index, dim])
-        limits = {dim: _possible_parts(operator, network, dim, counts) for dim in order}
+        limits: dict[str, tuple[int, ...]] = {}
+        for dim in order:
+            if dim in operator.unsplit or dim in operator.padded:
+                limits[dim] = tuple(part for part in counts if divides(operator, network, dim, part))
+            else:
+                common = gcd(*cut_sizes(operator, network, dim))
+                limits[dim] = tuple(part for part in counts if common % part == 0)
         key = (tuple(order), tuple(limits.items()))
         if key not in known:
             known[key] = _configurations(tuple(order), limits, groups, axes, most_dims)
@@ -139,13 +145,6 @@ def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
     for axis in axes:
         counts |= {count * axis.size for count in counts}
     return sorted(counts)
-
-
-def _possible_parts(operator: Operator, network: Graph, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
-    if dim in operator.unsplit or dim in operator.padded:
-        return tuple(part for part in counts if divides(operator, network, dim, part))
-    common = gcd(*cut_sizes(operator, network, dim))
-    return tuple(part for part in counts if common % part == 0)
 
 
 def _configurations(

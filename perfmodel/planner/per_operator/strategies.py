@@ -36,16 +36,26 @@ def data_parallel(network: Graph) -> Filter:
 
 def one_weird_trick(network: Graph) -> Filter:
     """Shard the batch; for fully connected layers the output features, for the loss the classes."""
-    heads, samples = _after_flattening(network), sample_dims(network)
+    samples = sample_dims(network)
+    spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
+    # the operators from the first one on whose output has no height
+    heads, flat = set[str](), set[str]()
+    for operator in network.operators:
+        if operator.output.tensor not in spatial and any(operand.tensor in spatial | flat for operand in operator.inputs):
+            heads.add(operator.name)
+            flat.add(operator.output.tensor)
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
         batch = samples.get(operator.name, "")
         if operator.name not in heads:
             return _only(rows, batch)
-        has_product = any(isinstance(work, Product) for work in operator.forward)
-        if has_product and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs):
-            return _only(rows, _features(network, operator) or batch)
-        return np.ones(len(rows), dtype=bool)
+        weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
+        if not weights or not any(isinstance(work, Product) for work in operator.forward):
+            return np.ones(len(rows), dtype=bool)
+        others = {dim for operand in operator.inputs if operand not in weights for dim in operand.dims}
+        # the output features are the dims of the output that a weight has and no activation
+        features = [dim for operand in weights for dim in operand.dims if dim and dim in operator.output.dims and dim not in others]
+        return _only(rows, features[0] if features else batch)
 
     return keep
 
@@ -97,28 +107,3 @@ def _only(rows: Configurations, dim: str) -> Rows:
         parts = rows.parts[:, rows.dims.index(dim)]
         only &= parts == parts[only].max()
     return np.asarray(only)
-
-
-def _features(network: Graph, operator: Operator) -> str:
-    """Return the dim of the output that a weight has and no activation: the output features; "" for none."""
-    weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
-    others = {
-        dim for operand in operator.inputs if network.tensors[operand.tensor].role is not TensorRole.PARAMETER for dim in operand.dims
-    }
-    features = [dim for operand in weights for dim in operand.dims if dim and dim in operator.output.dims and dim not in others]
-    return features[0] if features else ""
-
-
-def _after_flattening(network: Graph) -> set[str]:
-    """Return the names of the operators from the first one on whose output has no height."""
-    spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
-    if not spatial:
-        return set()
-    names: set[str] = set()
-    tensors: set[str] = set()
-    for operator in network.operators:
-        from_flat = any(operand.tensor in tensors for operand in operator.inputs)
-        if operator.output.tensor not in spatial and (from_flat or any(operand.tensor in spatial for operand in operator.inputs)):
-            names.add(operator.name)
-            tensors.add(operator.output.tensor)
-    return names

@@ -222,28 +222,19 @@ class TableMaker:
             tuple(self._signature(operator.inputs[p]) for p in self.kept[index]),
             tuple(self._signature(operator.inputs[p]) for p in adding_places(self.network, operator)),
         )
-        if key not in self.known_vertices:
-            if key not in self.known_costs:
-                unsharded = {dim: (dim,) for dim in operator.dims}
-                compiled = compile_operators(self.run, [(self.run.operators[index], unsharded, self.also_saved(index))], self.setting)
-                self.known_costs[key] = operator_cost(compiled, self.grid(rows), self.prices.machine)
-            self.known_vertices[key] = self._operator_vertex(operator, rows, parameters, self.known_costs[key])
-        return self.known_vertices[key]
-
-    def _signature(self, operand: Operand) -> object:
-        tensor = self.network.tensors[operand.tensor]
-        return tensor.shape, tensor.num_rows, tensor.role, operand.dims
-
-    def _operator_vertex(self, operator: Operator, rows: Configurations, parameters: Sequence[int], cost: OperatorCost) -> VertexColumns:
-        setting, prices = self.setting, self.prices
+        if key in self.known_vertices:
+            return self.known_vertices[key]
         unsharded = {dim: (dim,) for dim in operator.dims}
+        if key not in self.known_costs:
+            compiled = compile_operators(self.run, [(self.run.operators[index], unsharded, self.also_saved(index))], self.setting)
+            self.known_costs[key] = operator_cost(compiled, self.grid(rows), self.prices.machine)
         tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
         layouts = [parameter_layout(t, [(operator, p)], {operator.name: unsharded}) for t, p in zip(tensors, parameters, strict=True)]
         if self.is_wanted_at_once(operator):
             layouts = [replace(layout, is_end=True, is_last=True) for layout in layouts]
         shares = [self.unit(tensor.name) for tensor in tensors]
-        held = parameter_times(layouts, shares, setting, prices.machine, self.grid(rows))
-        return VertexColumns(
+        held, cost = parameter_times(layouts, shares, self.setting, self.prices.machine, self.grid(rows)), self.known_costs[key]
+        self.known_vertices[key] = VertexColumns(
             forward=cost.forward,
             backward=cost.backward,
             collectives=cost.collectives,
@@ -254,6 +245,11 @@ class TableMaker:
             state_bytes=held.held_bytes,
             saved_bytes=cost.saved_bytes,
         )
+        return self.known_vertices[key]
+
+    def _signature(self, operand: Operand) -> object:
+        tensor = self.network.tensors[operand.tensor]
+        return tensor.shape, tensor.num_rows, tensor.role, operand.dims
 
     def grid(self, rows: Configurations) -> LayoutGrid:
         """Return the configurations as columns, with an axis for each dim."""

@@ -161,23 +161,21 @@ class _Workers:
         """Return the splits with the highest rates under each of the limits, over all pairs of layouts and numbers of workers that fit."""
         aims = [limits.aims() for limits in under]
         answers, batches = self._answers(np.array([aim.get("tpot", np.inf) for aim in aims]))
-        ttft = [aim.get("ttft", np.inf) for aim in aims]
-        return [self._best(*case, most=most) for case in zip(ttft, answers, batches, strict=True)]
-
-    def _best(self, ttft: float, answers: Array, batch: Array, *, most: int) -> list[_Split]:
-        """Return the splits with the highest rates for this limit of TTFT, request rates and batches of decode workers."""
-        prompts, layouts = np.where(self.prompt_time <= ttft, self.prompts, 0.0), self.decode
-        kinds = np.stack([layouts.tp, layouts.pp, layouts.attention_dp, layouts.ep])
-        best = first_of_each(kinds, layouts.dcp, -answers)
+        kinds = np.stack([self.decode.tp, self.decode.pp, self.decode.attention_dp, self.decode.ep])
         chips_p = np.array([float(worker.chips_per_replica) for worker in self.prefill])
-        chips_d = self.decode.chips_per_replica[best].astype(float)
-        allowed = ttft if np.isfinite(ttft) else 0.0
-        splits: list[_Split] = []
-        for x, p, y, d, rate in _highest_rates(prompts, answers[best], chips_p, chips_d, self.num_chips, most=most):
-            decode = self.decode.layout(int(best[d]))
-            pools = Pools(prefill=self.prefill[p], decode=decode, prefill_workers=x, decode_workers=y)
-            before = max(4.0 * float(self.prompt_time[p]), allowed)  # longest time of a request to its first token
-            splits.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
+        splits: list[list[_Split]] = []
+        for aim, answer, batch in zip(aims, answers, batches, strict=True):
+            ttft = aim.get("ttft", np.inf)
+            best = first_of_each(kinds, self.decode.dcp, -answer)
+            chips_d = self.decode.chips_per_replica[best].astype(float)
+            prompts = np.where(self.prompt_time <= ttft, self.prompts, 0.0)
+            splits.append([])
+            for x, p, y, d, rate in _highest_rates(prompts, answer[best], chips_p, chips_d, self.num_chips, most=most):
+                decode = self.decode.layout(int(best[d]))
+                pools = Pools(prefill=self.prefill[p], decode=decode, prefill_workers=x, decode_workers=y)
+                # longest time of a request to its first token
+                before = max(4.0 * float(self.prompt_time[p]), ttft if np.isfinite(ttft) else 0.0)
+                splits[-1].append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
         return splits
 
     def _answers(self, tpot: Array) -> tuple[Array, Array]:

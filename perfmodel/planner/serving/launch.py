@@ -174,9 +174,8 @@ def _sglang(server: _Server) -> LaunchLine:
     words += ["--max-running-requests", str(server.max_batch * dp)]
     words += ["--chunked-prefill-size", str(server.max_tokens * dp)]
     words += ["--context-length", str(server.longest)]
-    words += (
-        ["--mem-fraction-static", f"{engine.memory.memory_fraction:g}"] if engine.memory.memory_fraction < 1.0 else []
-    )  # otherwise the engine's own rule
+    if engine.memory.memory_fraction < 1.0:  # otherwise the engine's own rule
+        words += ["--mem-fraction-static", f"{engine.memory.memory_fraction:g}"]
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
     if job.speculation is not None:

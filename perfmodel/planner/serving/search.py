@@ -377,8 +377,15 @@ class _Search:
             return NothingFoundError(self._nothing_fits(table, cluster), fits=False)
         where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
         limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
-        if self.evaluator.job.rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
-            return NothingFoundError(self._nothing_answers(table, where), "use more chips")
+        rate = self.evaluator.job.rate
+        if rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
+            # the plan that answers most requests
+            timed = np.where(table.verdict == NO_MEMORY, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
+            best_row = int(np.argmax(timed))
+            most = float(table.per_chip[best_row]) * self.evaluator.num_chips / self.evaluator.job.output_len.mean
+            label = table.columns.layout(best_row).label()
+            best_of = f"{label} answers at most {most:.3g} a second" if most < 0.999 * rate else f"prompts queue without end under {label}"
+            return NothingFoundError(f"rate={rate:g}: no plan on {where} answers this rate; {best_of}", "use more chips")
         row = self.nearest(table)
         has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in limits.given())
         clients = int(table.concurrency[row])
@@ -413,20 +420,6 @@ class _Search:
         if headroom[row] > 0:
             taken += f", and the {format_bytes(float(headroom[row]))} left hold no request of full length"
         return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
-
-    def _nothing_answers(self, table: LoadTable, where: str) -> str:
-        """Describe the case that no plan answers the request rate, with the plan that answers most."""
-        job = self.evaluator.job
-        assert job.rate is not None
-        timed = np.where(table.verdict == NO_MEMORY, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
-        best = int(np.argmax(timed))
-        most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
-        label = table.columns.layout(best).label()
-        if most < 0.999 * job.rate:
-            best_of = f"{label} answers at most {most:.3g} a second"
-        else:
-            best_of = f"prompts queue without end under {label}"
-        return f"rate={job.rate:g}: no plan on {where} answers this rate; {best_of}"
 
 
 def find_fewest_chips(

@@ -7,7 +7,7 @@ memory are promising. They are rows [rows, 1, 1, schedules] of one pipeline degr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from operator import itemgetter
@@ -25,7 +25,15 @@ from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Inde
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
-from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
+from perfmodel.planner.uniform.space import (
+    LAYOUT_COLUMNS,
+    LayoutRows,
+    PipelineChoice,
+    PipelineGroup,
+    Space,
+    layout_blocks,
+    recompute_choices,
+)
 from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.sweep import check_searchable, memory_limit_of, plan_of
@@ -59,6 +67,7 @@ def best_plan(
     tables = Tables(
         estimator, space, blocks, kept_tables or KeptTables(), attention=attention, recomputes=recomputes, recompute_operators=operators
     )
+    columns: dict[str, Any] = {name: np.concatenate([getattr(rows, name) for rows in blocks]) for name in LAYOUT_COLUMNS}
     search = _Search(
         estimator=estimator,
         space=space,
@@ -66,7 +75,7 @@ def best_plan(
         by_memory=by_memory,
         memory_limit=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
         tables=tables,
-        rows=_joined(blocks),
+        rows=replace(blocks[0], **columns),  # with pp and data_parallel of the first block
         pipelines={rows.pp: rows.pipelines for rows in blocks},
         pp=np.concatenate([np.full(len(rows), rows.pp) for rows in blocks]),
         recomputes=recomputes,
@@ -94,16 +103,6 @@ def best_plan(
         attention=attention,
     )
     return search.limit, plan
-
-
-def _joined(blocks: list[LayoutRows]) -> LayoutRows:
-    """Return all rows; pp and data_parallel are those of the first block."""
-    columns: dict[str, Any] = {
-        field.name: np.concatenate([getattr(rows, field.name) for rows in blocks])
-        for field in fields(LayoutRows)
-        if field.name not in ("pp", "data_parallel", "pipelines")
-    }
-    return replace(blocks[0], **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,44 +156,30 @@ class _Search:
         if not len(rows):
             return
         self.tables.add_microbatches(rule, rows)
-        bounds = self._least_times(rule, rows)
-        memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
+        table, keys, pp = self.tables.micro[rule], self.tables.micro_keys[rule][rows], self.pp[rows]
+        per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
+        m = per_replica[:, None] / np.array(self.tables.sizes)  # not whole where the micro-batch does not divide
+        # step times are no less than the passes of a mean rank with the least pipeline bubble
+        most = {degree: most_chunks(groups) for degree, groups in self.pipelines.items()}
+        most_virtual = np.array([most[degree] for degree in pp.tolist()])[:, None]
+        weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp[:, None], most_virtual), inf)
+        bounds = np.moveaxis(self.tables.passes[rule][:, keys] * weights * LESS, 0, -1)
+        # the first rank keeps no less than the activations of its blocks: of min(m, pp) microbatches in flight under 1f1b, m under gpipe;
+        # interleaving keeps at least pp of each virtual stage
+        kept = np.minimum.reduce([table.kept[i][:, keys] for i, region in enumerate(table.program.regions) if region.is_block])
+        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
+        alive = blocks[:, None] * np.minimum(m, pp[:, None])
+        kept = np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
+        memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + kept)
         if self.by_memory:
             bounds = np.where(bounds < inf, memory.min(axis=0), inf)
         may_fit = memory <= self.capacity
         bounds = np.where(may_fit.any(axis=0), bounds, inf)
-        pp, possible = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
+        possible = (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
         for degree in np.unique(pp[possible]):
             at = np.flatnonzero(possible & (pp == degree))
             least = float(bounds[at].min())
             yield _Group(rule=rule, pp=int(degree), rows=rows[at], bounds=bounds[at], may_fit=may_fit[:, at], least=least)
-
-    def _num_microbatches(self, rows: Index) -> Array:
-        """Return numbers of microbatches [rows, micro-batches], not whole where the micro-batch does not divide."""
-        per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
-        return np.asarray(per_replica[:, None] / np.array(self.tables.sizes))
-
-    def _least_kept(self, rule: int, rows: Index) -> Array:
-        """Return a lower bound of the blocks' activation memory on the first rank. [rows, micro-batches, recompute], in bytes
-
-        1f1b keeps min(m, pp) microbatches in flight, gpipe m; interleaving keeps at least pp of each virtual stage.
-        """
-        table = self.tables.micro[rule]
-        keys, pp = self.tables.micro_keys[rule][rows], self.pp[rows]
-        is_block = [region.is_block for region in table.program.regions]
-        kept = np.minimum.reduce([table.kept[i][:, keys] for i in np.flatnonzero(is_block)])
-        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
-        alive = blocks[:, None] * np.minimum(self._num_microbatches(rows), pp[:, None])
-        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
-
-    def _least_times(self, rule: int, rows: Index) -> Array:
-        """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
-        tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
-        keys = tables.micro_keys[rule][rows]
-        most = {pp: most_chunks(groups) for pp, groups in self.pipelines.items()}
-        most_virtual = np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None]
-        weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp, most_virtual), inf)
-        return np.moveaxis(tables.passes[rule][:, keys] * weights * LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
         """Return lower bounds of fixed memory, of a mean rank and of the first; infinite without the stage. [2, ZeRO stages, rows]"""

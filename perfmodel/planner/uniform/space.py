@@ -181,9 +181,23 @@ class RuleChoices:
         hybrid   both data-parallel degrees are above 1
         """
         key = (cp, tp, hybrid and bool(self.space.runs.hybrid_rules))
-        if key not in self.known:
-            self.known[key] = self._find(*key)
-        return self.known[key]
+        if key in self.known:
+            return self.known[key]
+        model, space = self.job.transformer, self.space
+        axes = present_axes(model, cp=cp, tp=tp)
+        mask, seen = 0, list[RuleSet]()
+        for i, rules in enumerate(space.rule_sets):
+            if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
+                continue
+            if not space.runs.cuts_alike(rules, model, self.attention, axes, hybrid=key[2]):
+                continue
+            scatters = tp > 1 and rules.scatters_residual
+            is_new = not any(cuts_alike(rules, other, model, self.attention, axes) for other in seen)
+            if is_new and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
+                mask |= 1 << i
+            seen.append(rules)
+        self.known[key] = mask
+        return mask
 
     def foldings(self, tp: int, cp: int, data: int) -> list[tuple[int, int]]:
         """Return (ep, etp) of layouts with these degrees and an axis of `data` ranks for experts; (1, 1) for a model without experts."""
@@ -211,22 +225,6 @@ class RuleChoices:
             if is_better or (ep == 1 and i == 0):
                 bits |= mask << (i * count)
         return bits
-
-    def _find(self, cp: int, tp: int, hybrid: bool) -> int:
-        model, space = self.job.transformer, self.space
-        axes = present_axes(model, cp=cp, tp=tp)
-        mask, seen = 0, list[RuleSet]()
-        for i, rules in enumerate(space.rule_sets):
-            if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
-                continue
-            if not space.runs.cuts_alike(rules, model, self.attention, axes, hybrid=hybrid):
-                continue
-            scatters = tp > 1 and rules.scatters_residual
-            is_new = not any(cuts_alike(rules, other, model, self.attention, axes) for other in seen)
-            if is_new and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
-                mask |= 1 << i
-            seen.append(rules)
-        return mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,19 +309,12 @@ class LayoutRows:
         return len(self.tp)
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> LayoutRows:
-        return LayoutRows(
-            pp=self.pp,
-            data_parallel=self.data_parallel,
-            pipelines=self.pipelines,
-            dp_replicate=self.dp_replicate[rows],
-            dp_shard=self.dp_shard[rows],
-            cp=self.cp[rows],
-            tp=self.tp[rows],
-            ep=self.ep[rows],
-            etp=self.etp[rows],
-            order=self.order[rows],
-            rules=self.rules[rows],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in LAYOUT_COLUMNS}
+        return replace(self, **columns)
+
+
+#: Fields of `LayoutRows` with an entry for each layout.
+LAYOUT_COLUMNS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "order", "rules")
 
 
 def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:

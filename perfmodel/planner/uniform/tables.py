@@ -7,7 +7,7 @@ layout and the ZeRO stage. Both are evaluated once per distinct combination, by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -110,9 +110,7 @@ class MicrobatchTable:
 
     def take(self, keys: Index) -> MicrobatchTable:
         """Return the table of some of the keys."""
-        return self.with_columns({name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
-
-    def with_columns(self, columns: Mapping[str, Any]) -> MicrobatchTable:
+        columns: dict[str, Any] = {name: getattr(self, name)[..., keys, :] for name in _BY_KEY}
         return replace(self, **columns)
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
@@ -147,56 +145,54 @@ def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Evaluate every layout key with every micro-batch."""
-    return join_tables(
-        [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
-    )
+    parts = []
+    for piece in _pieces(grid, TABLE_COLUMNS // len(sizes)):
+        shape = num_keys, num_sizes = piece.num_rows, len(sizes)
+        wide = take_grid(piece, np.repeat(np.arange(num_keys), num_sizes))
+        microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
+        micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
+        stacked, peaks, forward, run_ahead = [], [], [], []
+        by_region: dict[str, list[list[Array]]] = {"ends": [], "weights": [], "postponed": [], "kept": []}
+        for recompute in recomputes:
+            times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
+            every = (*times.forward, *times.backward, *times.free_forward, *times.free_backward)
+            stacked.append([values.reshape(shape) for values in every])
+            terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
+            for rows, values in zip(by_region.values(), (times.ends, times.weights, terms.postponed, terms.kept), strict=True):
+                rows.append([np.broadcast_to(value, num_keys * num_sizes).reshape(shape) for value in values])
+            peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
+            forward.append([values.reshape(shape) for values in terms.forward])
+            run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
+        parts.append(
+            MicrobatchTable(
+                program=program,
+                times=np.array(stacked).swapaxes(0, 1),
+                **{name: np.array(rows).reshape(len(recomputes), -1, *shape).swapaxes(0, 1) for name, rows in by_region.items()},
+                peaks=np.array(peaks).swapaxes(0, 1),
+                run_ahead=np.array(run_ahead),
+                forward=np.array(forward).swapaxes(0, 1),
+                boundary=micro.boundary.reshape(shape),
+                logits=micro.logits.reshape(shape),
+            )
+        )
+    return join_tables(parts)
 
 
 def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
     """Join tables of the same rule set, micro-batches and kinds of recomputation along their keys."""
     if len(parts) == 1:
         return parts[0]
-    columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
+    columns: dict[str, Any] = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
     most = max(map(len, columns["times"]))  # pieces without inter-node collectives: the full passes are free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
-    return parts[0].with_columns({name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+    columns = {name: np.concatenate(values, axis=-2) for name, values in columns.items()}
+    return replace(parts[0], **columns)
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
     """Split the rows of a grid into parts of at most `most` rows."""
     step = max(most, 1)
     return [take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))) for begin in range(0, grid.num_rows, step)]
-
-
-def _microbatch_part(
-    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
-) -> MicrobatchTable:
-    num_keys, num_sizes = grid.num_rows, len(sizes)
-    wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
-    microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
-    micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
-    shape = (num_keys, num_sizes)
-    stacked, peaks, forward, run_ahead = [], [], [], []
-    by_region: dict[str, list[list[Array]]] = {"ends": [], "weights": [], "postponed": [], "kept": []}
-    for recompute in recomputes:
-        times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
-        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
-        terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
-        for rows, values in zip(by_region.values(), (times.ends, times.weights, terms.postponed, terms.kept), strict=True):
-            rows.append([np.broadcast_to(value, num_keys * num_sizes).reshape(shape) for value in values])
-        peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
-        forward.append([values.reshape(shape) for values in terms.forward])
-        run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
-    return MicrobatchTable(
-        program=program,
-        times=np.array(stacked).swapaxes(0, 1),
-        **{name: np.array(rows).reshape(len(recomputes), -1, *shape).swapaxes(0, 1) for name, rows in by_region.items()},
-        peaks=np.array(peaks).swapaxes(0, 1),
-        run_ahead=np.array(run_ahead),
-        forward=np.array(forward).swapaxes(0, 1),
-        boundary=micro.boundary.reshape(shape),
-        logits=micro.logits.reshape(shape),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -236,13 +232,13 @@ class ParameterTable:
 class KeptTables:
     """Cache of tables for further passes.
 
-    parameters           also valid for other batches of a space
+    parameters           made at their first use; also valid for other batches of a space
     microbatches         by program, micro-batches and kinds of recomputation; each with the row of every combination of its inputs
     keeps_microbatches   whether microbatch tables are cached, for other spaces of the same job
     spaces               layouts and memory of spaces, shared with searches on machines with other rates; None: they are not kept
     """
 
-    parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
+    parameters: dict[tuple[object, ...], Callable[[], ParameterTable]] = field(default_factory=dict)
     microbatches: dict[tuple[object, ...], tuple[MicrobatchTable, dict[bytes, int]]] = field(default_factory=dict)
     keeps_microbatches: bool = False
     spaces: KeptSpaces | None = None
@@ -320,7 +316,7 @@ class Tables:
                 for zero in self.zeros[in_pipeline]:
                     key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # the same for every dispatcher
                     make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
-                    self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+                    self.parameters[index, zero, in_pipeline] = kept.parameters.setdefault(key, cache(make))
 
     def on(self, estimator: Estimator, kept: KeptTables) -> Tables:
         """Return empty tables of the same layouts for a machine that differs only in rates."""
@@ -351,11 +347,3 @@ class Tables:
         self.micro_keys[rule] = row_of_key[self.keys]
         if self.kept.keeps_microbatches and known is None:
             self.kept.microbatches[key] = table, dict(zip(names, row_of_key[keys].tolist(), strict=True))
-
-
-def _kept_or_made(
-    kept: dict[tuple[object, ...], ParameterTable], key: tuple[object, ...], make: Callable[[], ParameterTable]
-) -> ParameterTable:
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
