@@ -146,11 +146,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, in an order for readers."""
     job, layout, sharding = plan.job, plan.layout, plan.sharding
     cuts: dict[str, Any]
+    without: tuple[str, ...] = DEFAULT_ORDER
     if isinstance(sharding, Assignment):
         cuts, without = {"assignment": sharding.to_dict()}, (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
     else:
         cuts = {"rules": sharding.name if is_shipped(sharding) else sharding.to_dict(), "rule_set": sharding.name}
-        without = DEFAULT_ORDER
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
