@@ -66,15 +66,12 @@ class RunMesh:
 
     def axis_of(self, members: Sequence[int], kind: str) -> str:
         """Return the name of the group of these ranks for this kind of collective; "none" for a single rank."""
-        return self.folded.group_name([self._coordinates(rank) for rank in members], kind)
-
-    def _coordinates(self, rank: int) -> dict[str, int]:
-        if rank not in self.places:
-            left, coordinates = rank, {}
-            for axis in self.order:
-                left, coordinates[axis] = divmod(left, self.layout.degree(axis))
-            self.places[rank] = coordinates
-        return self.places[rank]
+        for rank in members:
+            if rank not in self.places:
+                left, self.places[rank] = rank, {}
+                for axis in self.order:
+                    left, self.places[rank][axis] = divmod(left, self.layout.degree(axis))
+        return self.folded.group_name([self.places[rank] for rank in members], kind)
 
 
 def _lists(ranks: torch.Tensor, names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
