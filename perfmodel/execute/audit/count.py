@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
 from perfmodel.execute.layers import attention, indexer, scans  # noqa: F401 - attention registers its operators
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import local_tensor, num_bytes
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.parallel.plan import Plan
@@ -76,15 +76,6 @@ class StepCounter(CollectiveCounter):
         return result
 
 
-def _num_bytes(tensors: Any) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Return the bytes of the state tensors, without torch's step counters (one scalar per parameter)."""
-    return _num_bytes(t for state in optimizer.state.values() for name, t in state.items() if name != "step" and torch.is_tensor(t))
-
-
 @contextmanager
 def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
     """Call `call` when the first backward pass begins, for any micro-batch and stage: a whole one, or one of inputs alone."""
@@ -124,13 +115,15 @@ def _counts_of_step(program: FakeProgram, num_microbatches: int) -> RankCounts:
     with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
         if isinstance(data, FlatData):
-            weights, gradients = _num_bytes(unit.weights for unit in data.units), _num_bytes(unit.gradients for unit in data.units)
-            state = _num_bytes(unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight)
+            weights, gradients = num_bytes(unit.weights for unit in data.units), num_bytes(unit.gradients for unit in data.units)
+            state = num_bytes(unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight)
         else:
-            weights = _num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
-            gradients = _num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
+            weights = num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
+            gradients = num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
         assert data.optimizer is not None
-        state += _state_bytes(data.optimizer)
+        # without torch's step counters, one scalar per parameter
+        for entries in data.optimizer.state.values():
+            state += num_bytes(entry for name, entry in entries.items() if name != "step" and torch.is_tensor(entry))
         data.optimizer_step()  # frees the gradients
     counts = replace(
         counter.counts, parameters=weights, gradients=gradients, optimizer=state, saved=float(saved[0]), peak=float(tracker.peak)

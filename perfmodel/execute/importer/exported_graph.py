@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
 from perfmodel.execute.importer.value_sizes import settle_sizes
+from perfmodel.execute.local import num_bytes
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
@@ -153,7 +154,7 @@ class _Reader:
         self.parameters = tuple(
             ImportedParameter(name=path, shape=_shape(tensor), itemsize=tensor.element_size()) for path, tensor in module.named_parameters()
         )
-        self.buffer_bytes = float(sum(buffer.numel() * buffer.element_size() for buffer in module.buffers()))
+        self.buffer_bytes = num_bytes(module.buffers())
 
     def read(self, name: str) -> ImportedGraph:
         signature = self.program.graph_signature
@@ -333,7 +334,7 @@ class _Reader:
         views: Mapping[str, tuple[Position, ...]],
     ) -> None:
         """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's, as does then the output's."""
-        written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
+        written = 0.0 if space.is_view or is_in_place else num_bytes(results)
         outputs = tuple(
             ImportedOperand(
                 shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result),
@@ -443,7 +444,7 @@ class _Reader:
             inputs=tuple(operands),
             outputs=outputs,
             flops=flops,
-            activation_bytes=_num_bytes(results),
+            activation_bytes=num_bytes(results),
         )
         self._add(node, vertex, edges, bound, reads)
 
@@ -476,10 +477,6 @@ def _shape(tensor: torch.Tensor) -> Shape:
 
 def _sizes_of(view: Sequence[Position]) -> Shape:
     return tuple(prod(run.size for run in position) for position in view)
-
-
-def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

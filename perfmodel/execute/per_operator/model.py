@@ -137,7 +137,11 @@ class NetworkProgram:
         self.stages = self._build_stages(runs, table, returned, imitate)
         self.outputs = returned or [name for stage in self.stages for name in stage.left if name not in self.readers]
         self.leaving = {name: self.stages[-1].interpreter.leave(name) for name in self.outputs if name in self.readers}
-        self.loss_weights = {name: self._loss_weight(name) for name in returned}
+        self.loss_weights: dict[str, torch.Tensor] = {}
+        if module is not None:
+            for name in returned:
+                weight = self.padded(name, module.loss_weight(name, seed, self.dtype, network.tensors[name].shape))
+                self.loss_weights[name] = local_part(weight, self._left(name), self.mesh).clone().to(worker.device)
         self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
 
     def _build_stages(
@@ -175,18 +179,13 @@ class NetworkProgram:
     def _whole(self, name: str, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
         """Return a tensor at full size, padded with zeros."""
         if self.module is not None:
-            return self._padded(name, self.module.draw(name, self.seed, dtype, microbatch))
-        return self._padded(name, make_tensor(self.given, name, self.seed, dtype, microbatch))
+            return self.padded(name, self.module.draw(name, self.seed, dtype, microbatch))
+        return self.padded(name, make_tensor(self.given, name, self.seed, dtype, microbatch))
 
-    def _padded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def padded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an unpadded tensor of the network, padded with zeros."""
         padding = [extra for old, new in zip(tensor.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
         return torch.nn.functional.pad(tensor, padding[::-1]) if any(padding) else tensor
-
-    def _loss_weight(self, name: str) -> torch.Tensor:
-        """Return this rank's shard of the loss weights of an output."""
-        assert self.module is not None
-        weight = self._padded(name, self.module.loss_weight(name, self.seed, self.dtype, self.given.tensors[name].shape))
-        return local_part(weight, self._left(name), self.mesh).clone().to(self.worker.device)
 
     def _left(self, name: str) -> Layout:
         """Return the layout in which an output leaves the network."""
@@ -201,7 +200,7 @@ class NetworkProgram:
             for microbatch in range(self.plan.num_microbatches):
                 values = {name: self.module.draw(name, self.seed, self.dtype, microbatch) for name in given}
                 for name, value in self.module.known(values, self.mesh).items():
-                    self.known.setdefault(name, []).append(self._padded(name, value))
+                    self.known.setdefault(name, []).append(self.padded(name, value))
         parameters = {}
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
