@@ -71,16 +71,16 @@ class UserModule:
             if parameter not in user.parameters:
                 user.parameters[parameter] = user._read_part(module.get_parameter(value.parameter).detach(), parameter, value)
         for index, vertex in enumerate(user.imported.graph.vertices):
-            name = user.imported.tensor(index, 0) if vertex.outputs else ""
+            tensor = user.imported.tensor(index, 0) if vertex.outputs else ""
             if vertex.kind is ImportedKind.INPUT and vertex.outputs:
                 named = [position for position, spec in enumerate(specs) if spec.name == vertex.name]
-                user.inputs[name] = named[0] if named else len(user.inputs)
+                user.inputs[tensor] = named[0] if named else len(user.inputs)
             elif vertex.kind is ImportedKind.CONSTANT:
                 node = exported.calls[index].nodes[0][0]
                 args, kwargs = torch.fx.node.map_arg(
                     (node.args, node.kwargs), lambda argument: torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
                 )
-                user.constants[name] = node.target(*args, **kwargs).reshape(user.network.tensors[name].shape)
+                user.constants[tensor] = node.target(*args, **kwargs).reshape(user.network.tensors[tensor].shape)
         return user
 
     @property
