@@ -128,7 +128,7 @@ def audit_serving(
         number = config.experts.num_experts
         for shape in shapes:
             rows = shape.rows * config.experts.top_k
-            if rows % ep or (rows % number and (rows > number or number % ep)):
+            if rows % ep or (rows % number and (rows > number or number % ep)):  # round-robin would give experts unequal numbers of rows
                 uneven = f"{rows} rows are not evenly many for {number} experts on {ep} ranks"
                 raise InputError(f"sequences={shape.sequences}: {uneven}; use another number")
     if process is None:
