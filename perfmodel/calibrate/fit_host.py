@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.calibrate.fit_machine import fit_machine
+from perfmodel.calibrate.fit_machine import LAUNCH, fit_machine
 from perfmodel.calibrate.fits import Array, fit_linear, rounded
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
@@ -26,7 +26,6 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import MachineMeasurement
 
-LAUNCH = "launch"
 EVENTS = (
     LAUNCH,
     "step",
@@ -49,9 +48,6 @@ _STEP = 1e-6
 """Step of the finite difference of the prediction by a host time, in which it is linear. [s]"""
 
 
-_NOT_COMPUTED = ("pipeline_bubble",)
-
-
 def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
     """Return the predicted processor time of a step in the busiest rank's main thread. [s]"""
     free = CollectiveModel(bandwidth_fraction=_FREE)
@@ -63,7 +59,7 @@ def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibr
             machine = resolve_machine(cluster, calibration, dtype=plan.job.policy.compute)
             estimators[plan.job] = make_estimator(plan.job, cluster, machine, profile)
         prediction = estimators[plan.job].predict(plan)
-        times.append(prediction.step_time - sum(prediction.parts[name] for name in _NOT_COMPUTED))
+        times.append(prediction.step_time - prediction.parts["pipeline_bubble"])
     return np.array(times)
 
 

@@ -295,46 +295,40 @@ def _fit_caches(samples: Sequence[StreamingSample], record: _Record) -> tuple[fl
 
 
 def _fit_attention(samples: Sequence[AttentionSample], peaks: dict[str, float], record: _Record) -> dict[str, AttentionModel]:
+    """Fit t = t0 + 4 b h q f (z (d + d0) + s1) / R + bytes / B; the backward rate is the median over the samples."""
+    names = ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "causal_fraction", "time", "backward_time")
     models: dict[str, AttentionModel] = {}
     for kernel, of_kernel in grouped(samples, lambda sample: sample.kernel).items():
         by_dtype = grouped(of_kernel, lambda sample: sample.dtype)
         for dtype, group in by_dtype.items():
-            model = _fit_one_attention(group, f"attention.{kernel}.{dtype}", Dtype(dtype), peaks, record)
+            b, h, g, q, z, d, f, time, backward_time = (_array(getattr(sample, name) for sample in group) for name in names)
+            queries = 4 * b * h * q * f
+            num_bytes = itemsize(Dtype(dtype)) * b * d * 2 * (h * q + g * z)
+            columns = np.stack([np.ones_like(time), queries * z * d, queries * z, queries, num_bytes], axis=1)
+            if len(np.unique(d)) < 2:
+                columns[:, 2] = 0.0
+            if len(time) <= columns.shape[1]:
+                columns[:, [2, 3, 4]] = 0.0
+            floor_time, per_flop, per_score, per_query, per_byte = record.add(f"attention.{kernel}.{dtype}", columns, time)
+            rate = _inverse(per_flop, 2.0 * float((queries * z * d / time).max()))
+            peak = peaks.setdefault(f"flop_rate.{dtype}", rounded(rate, 6))
+            memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
+            compute = columns[:, 1:4] @ np.array([per_flop, per_score, per_query])
+            left = backward_time - floor_time - 2.0 * num_bytes * per_byte
+            model = AttentionModel(
+                peak_fraction=rounded(rate / peak),
+                head_dim_offset=rounded(per_score * rate),
+                sequence_offset=rounded(per_query * rate),
+                floor_time=rounded(floor_time),
+                query_tile=1.0,
+                memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
+            )
+            if len(ratios := model.backward_flops * compute[left > 0] / left[left > 0]):
+                model = replace(model, backward_rate=rounded(float(np.median(ratios))))
             models[f"{kernel}.{dtype}"] = model
         largest = max(by_dtype, key=lambda dtype: len(by_dtype[dtype]))
         models[kernel] = models[f"{kernel}.{largest}"]
     return models
-
-
-def _fit_one_attention(
-    samples: Sequence[AttentionSample], part: str, dtype: Dtype, peaks: dict[str, float], record: _Record
-) -> AttentionModel:
-    """Fit t = t0 + 4 b h q f (z (d + d0) + s1) / R + bytes / B; the backward rate is the median over the samples."""
-    names = ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "causal_fraction", "time", "backward_time")
-    b, h, g, q, z, d, f, time, backward_time = (_array(getattr(sample, name) for sample in samples) for name in names)
-    queries = 4 * b * h * q * f
-    num_bytes = itemsize(dtype) * b * d * 2 * (h * q + g * z)
-    columns = np.stack([np.ones_like(time), queries * z * d, queries * z, queries, num_bytes], axis=1)
-    if len(np.unique(d)) < 2:
-        columns[:, 2] = 0.0
-    if len(time) <= columns.shape[1]:
-        columns[:, [2, 3, 4]] = 0.0
-    floor_time, per_flop, per_score, per_query, per_byte = record.add(part, columns, time)
-    rate = _inverse(per_flop, 2.0 * float((queries * z * d / time).max()))
-    peak = peaks.setdefault(f"flop_rate.{dtype}", rounded(rate, 6))
-    memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
-    model = AttentionModel(
-        peak_fraction=rounded(rate / peak),
-        head_dim_offset=rounded(per_score * rate),
-        sequence_offset=rounded(per_query * rate),
-        floor_time=rounded(floor_time),
-        query_tile=1.0,
-        memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
-    )
-    compute = columns[:, 1:4] @ np.array([per_flop, per_score, per_query])
-    left = backward_time - floor_time - 2.0 * num_bytes * per_byte
-    ratios = model.backward_flops * compute[left > 0] / left[left > 0]
-    return replace(model, backward_rate=rounded(float(np.median(ratios)))) if len(ratios) else model
 
 
 def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], record: _Record) -> dict[str, float]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
+
+
+def num_bytes(tensors: Iterable[torch.Tensor]) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

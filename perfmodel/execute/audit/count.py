@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
 from perfmodel.execute.layers import attention, indexer, scans  # noqa: F401 - attention registers its operators
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import local_tensor, num_bytes
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.parallel.plan import Plan
@@ -67,39 +67,13 @@ class StepCounter(CollectiveCounter):
             self.counts.add_flops((kind,), float(flops_of(*args, **(kwargs or {}))))
         elif packet in flop_registry:
             flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))
-            self.counts.add_flops(_shape(packet, args), flops)
+            shape: Shape = (packet.__name__,)
+            if packet in _PRODUCTS:
+                left, right = args[_PRODUCTS[packet]], args[_PRODUCTS[packet] + 1]
+                batch = left.shape[0] if left.ndim == 3 else 1
+                shape = product_shape(batch, left.shape[-2], right.shape[-1], left.shape[-1])
+            self.counts.add_flops(shape, flops)
         return result
-
-
-def _shape(packet: Any, args: Any) -> Shape:
-    """Return the shape of a matrix product, or the name of any other operator that torch counts."""
-    if packet not in _PRODUCTS:
-        return (packet.__name__,)
-    left, right = args[_PRODUCTS[packet]], args[_PRODUCTS[packet] + 1]
-    batch = left.shape[0] if left.ndim == 3 else 1
-    return product_shape(batch, left.shape[-2], right.shape[-1], left.shape[-1])
-
-
-def _num_bytes(tensors: Any) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Return the bytes of the state tensors, without torch's step counters (one scalar per parameter)."""
-    return _num_bytes(t for state in optimizer.state.values() for name, t in state.items() if name != "step" and torch.is_tensor(t))
-
-
-def _held(program: FakeProgram) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients (before the optimizer frees them) and optimizer state."""
-    data = program.data
-    if isinstance(data, FlatData):
-        separate = [unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight]
-        weights, gradients = _num_bytes(unit.weights for unit in data.units), _num_bytes(unit.gradients for unit in data.units)
-        return weights, gradients, _num_bytes(separate) + _state_bytes(data.optimizer)
-    assert data.optimizer is not None
-    weights = _num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
-    gradients = _num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
-    return weights, gradients, _state_bytes(data.optimizer)
 
 
 @contextmanager
@@ -135,12 +109,22 @@ def torch_counts(
 
 def _counts_of_step(program: FakeProgram, num_microbatches: int) -> RankCounts:
     program.take(num_microbatches)
+    data, state = program.data, 0.0
     tracker, saved = StorageTracker(), list[int]()
     counter = StepCounter(program.mesh.axis_of, tracker)
     with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
-        weights, gradients, state = _held(program)
-        program.data.optimizer_step()
+        if isinstance(data, FlatData):
+            weights, gradients = num_bytes(unit.weights for unit in data.units), num_bytes(unit.gradients for unit in data.units)
+            state = num_bytes(unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight)
+        else:
+            weights = num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
+            gradients = num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
+        assert data.optimizer is not None
+        # without torch's step counters, one scalar per parameter
+        for entries in data.optimizer.state.values():
+            state += num_bytes(entry for name, entry in entries.items() if name != "step" and torch.is_tensor(entry))
+        data.optimizer_step()  # frees the gradients
     counts = replace(
         counter.counts, parameters=weights, gradients=gradients, optimizer=state, saved=float(saved[0]), peak=float(tracker.peak)
     )

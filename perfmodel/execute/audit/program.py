@@ -34,20 +34,6 @@ class _Vote:
 
 
 @contextmanager
-def _static_stages() -> Iterator[None]:
-    """Skip the exchange of shapes between stages: the neighbours do not run in this process."""
-    names = ("_warmup_forward_vote", "_warmup_backward_result")
-    originals = {name: getattr(PipelineStage, name) for name in names}
-    for name in names:
-        setattr(PipelineStage, name, lambda *_, **__: _Vote())
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(PipelineStage, name, original)
-
-
-@contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
     """Run this process as one rank of `world_size`."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -112,7 +98,9 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: Routi
     torch.set_num_threads(1)
     with ExitStack() as stack:
         worker = stack.enter_context(fake_group(rank, plan.num_chips))
-        stack.enter_context(_static_stages())
+        for name in ("_warmup_forward_vote", "_warmup_backward_result"):  # exchange of shapes with stages that do not run in this process
+            stack.callback(setattr, PipelineStage, name, getattr(PipelineStage, name))
+            setattr(PipelineStage, name, lambda *_, **__: _Vote())
         few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule.groups_microbatches else 2
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         program = FakeProgram(worker, with_microbatches(plan, few), mode, dropout=dropout, routing=routing)

@@ -43,23 +43,19 @@ class Masks:
         with unset_fake_temporarily():
             scores = softmax.args[0]
             while isinstance(scores, torch.fx.Node) and _name(scores) not in _MAKES_SCORES:
-                mask = self._added_to(scores)
+                name, mask = _name(scores).removesuffix("_"), None
+                if name in ("masked_fill", "where"):
+                    mask = self._value(scores.args[name == "masked_fill"])
+                    keeps_marked = name == "where" and self._value(scores.args[1]) is None
+                    mask = mask if keeps_marked or mask is None else ~mask
+                elif name == "add":
+                    known = [value for source in scores.all_input_nodes if (value := self._value(source)) is not None]
+                    if len(known) == 1 and known[0].is_floating_point() and known[0].ndim > 1:
+                        mask = known[0]
                 if mask is not None:
                     return _read(mask)
                 scores = next((source for source in scores.all_input_nodes if self._value(source) is None), None)
         return SeenKeys()
-
-    def _added_to(self, node: Node) -> torch.Tensor | None:
-        """Return the mask that one operator applies to scores whose own values are unknown."""
-        name = _name(node).removesuffix("_")
-        if name in ("masked_fill", "where"):
-            mask = self._value(node.args[name == "masked_fill"])
-            is_seen = name == "where" and self._value(node.args[1]) is None
-            return mask if is_seen or mask is None else ~mask
-        if name != "add":
-            return None
-        known = [value for source in node.all_input_nodes if (value := self._value(source)) is not None]
-        return known[0] if len(known) == 1 and known[0].is_floating_point() and known[0].ndim > 1 else None
 
     def _value(self, mask: object) -> torch.Tensor | None:
         """Return the mask's values; None if they depend on parameters or inputs, or if it is too large."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
 from perfmodel.execute.importer.value_sizes import settle_sizes
+from perfmodel.execute.local import num_bytes
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
@@ -152,43 +154,39 @@ class _Reader:
         self.parameters = tuple(
             ImportedParameter(name=path, shape=_shape(tensor), itemsize=tensor.element_size()) for path, tensor in module.named_parameters()
         )
-        self.buffer_bytes = float(sum(buffer.numel() * buffer.element_size() for buffer in module.buffers()))
+        self.buffer_bytes = num_bytes(module.buffers())
 
     def read(self, name: str) -> ImportedGraph:
         signature = self.program.graph_signature
         for node in self.program.graph.nodes:
-            if node.op == "placeholder":
-                parameter = signature.inputs_to_parameters.get(node.name)
-                is_buffer = node.name in signature.inputs_to_buffers or node.name in signature.inputs_to_lifted_tensor_constants
-                self._placeholder(node, parameter, is_buffer=is_buffer)
-            elif node.op == "call_function":
+            value = node.meta.get("val")
+            if node.op == "call_function":
                 self._call(node)
-        edges = [edge for draft in self.drafts for edge in draft.edges]
+            if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+                continue
+            shape = _shape(value)
+            parameter = signature.inputs_to_parameters.get(node.name)
+            if parameter is not None:
+                parameter = self.canonical.get(parameter, parameter)
+                self.values[node] = [ExportedValue(view=_by_position(shape), parameter=parameter, stored=node)]
+            elif node.name in signature.inputs_to_buffers or node.name in signature.inputs_to_lifted_tensor_constants:
+                self.values[node] = [ExportedValue(view=lost(shape), stored=node)]
+            else:
+                names = tuple(chr(ord("a") + index) for index in range(len(shape)))
+                operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
+                vertex = ImportedVertex(
+                    name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)),
+                    inputs=(), outputs=(operand,), flops=0.0, activation_bytes=0.0,
+                )  # fmt: skip
+                self._add(node, vertex, [], {}, [])
         return ImportedGraph(
             name=name,
             source=f"torch {torch.__version__}, torch.export under fake tensors, one forward pass",
             vertices=tuple(draft.vertex for draft in self.drafts),
-            edges=tuple(edges),
+            edges=tuple(edge for draft in self.drafts for edge in draft.edges),
             parameters=self.parameters,
             buffer_bytes=self.buffer_bytes,
         )
-
-    def _placeholder(self, node: Node, parameter: str | None, *, is_buffer: bool) -> None:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return
-        shape = _shape(value)
-        if parameter is not None or is_buffer:
-            name = self.canonical.get(parameter, parameter) if parameter is not None else ""
-            self.values[node] = [ExportedValue(view=_by_position(shape) if name else lost(shape), parameter=name, stored=node)]
-            return
-        names = tuple(f"{chr(ord('a') + index)}" for index in range(len(shape)))
-        operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
-        vertex = ImportedVertex(
-            name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)), inputs=(),
-            outputs=(operand,), flops=0.0, activation_bytes=0.0,
-        )  # fmt: skip
-        self._add(node, vertex, [], {}, [])
 
     def _add(
         self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge], bound: Mapping[Node, int], reads: list[ExportedValue]
@@ -336,7 +334,7 @@ class _Reader:
         views: Mapping[str, tuple[Position, ...]],
     ) -> None:
         """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's, as does then the output's."""
-        written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
+        written = 0.0 if space.is_view or is_in_place else num_bytes(results)
         outputs = tuple(
             ImportedOperand(
                 shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result),
@@ -349,6 +347,11 @@ class _Reader:
         if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
             return
         operands, edges, bound, reads = self._inputs(space, sources, len(self.drafts), views=views)
+        seen = SeenKeys()
+        if space.kind is ImportedKind.SOFTMAX:
+            seen = self.masks.under(node)
+        elif space.kind is ImportedKind.ATTENTION:
+            seen = self.masks.seen_by(node, arguments)
         vertex = ImportedVertex(
             name=node.name,
             operator=target,
@@ -361,17 +364,12 @@ class _Reader:
             activation_bytes=written,
             reduced=space.reduced,
             unsplit=space.unsplit,
-            seen=self._seen(space.kind, node, arguments),
+            seen=seen,
         )
         self._add(node, vertex, edges, bound, reads)
         if views:
             output = self.values[node][0]
             self.values[node] = [output.seen(node, "reshape", reshaped(output.view, _shape(results[0])))]
-
-    def _seen(self, kind: ImportedKind, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
-        if kind is ImportedKind.SOFTMAX:
-            return self.masks.under(node)
-        return self.masks.seen_by(node, arguments) if kind is ImportedKind.ATTENTION else SeenKeys()
 
     def _join(
         self,
@@ -387,7 +385,11 @@ class _Reader:
         if not self.drafts or self.drafts[last].vertex.kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
             return False
         chain = self.drafts[last].vertex
-        inner = {key: source for key, source in sources.items() if self._is_output_of(source, last)}
+        inner = {
+            key: source
+            for key, source in sources.items()
+            if [(value.vertex, value.is_whole) for value in self.values.get(source, [])] == [(last, True)]
+        }
         if not inner or any(len(source.users) > 1 for source in inner.values()) or chain.outputs[0].shape != outputs[0].shape:
             return False
         if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
@@ -416,10 +418,6 @@ class _Reader:
         self.values[node] = _output_values(joined, last)
         return True
 
-    def _is_output_of(self, node: Node, vertex: int) -> bool:
-        values = self.values.get(node, [])
-        return len(values) == 1 and values[0].vertex == vertex and values[0].is_whole
-
     def _unknown(self, node: Node, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
         """Add an unrecognised operator: no dims, so every chip computes it in full. Its work is torch's FLOP count."""
         if sources is None:
@@ -429,6 +427,14 @@ class _Reader:
             ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
             for result in results
         )
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+        flops = 0.0
+        with suppress(Exception):
+            # The values carry the fake mode of the export, which differs from the current one.
+            modes = [tensor.fake_mode for tensor in _tensors(list(args)) if hasattr(tensor, "fake_mode")]
+            with modes[0] if modes else self.mode, FlopCounterMode(display=False) as counter:
+                node.target(*args, **kwargs)
+            flops = float(counter.get_total_flops())
         vertex = ImportedVertex(
             name=node.name,
             operator=target,
@@ -437,22 +443,10 @@ class _Reader:
             dims={},
             inputs=tuple(operands),
             outputs=outputs,
-            flops=self._counted_flops(node),
-            activation_bytes=_num_bytes(results),
+            flops=flops,
+            activation_bytes=num_bytes(results),
         )
         self._add(node, vertex, edges, bound, reads)
-
-    def _counted_flops(self, node: Node) -> float:
-        """Return the FLOPs of one operator by torch's counter, run on fake tensors."""
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
-        try:
-            # The values carry the fake mode of the export, which differs from the current one.
-            modes = [tensor.fake_mode for tensor in _tensors(list(args)) if hasattr(tensor, "fake_mode")]
-            with modes[0] if modes else self.mode, FlopCounterMode(display=False) as counter:
-                node.target(*args, **kwargs)
-            return float(counter.get_total_flops())
-        except Exception:
-            return 0.0
 
 
 def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
@@ -483,10 +477,6 @@ def _shape(tensor: torch.Tensor) -> Shape:
 
 def _sizes_of(view: Sequence[Position]) -> Shape:
     return tuple(prod(run.size for run in position) for position in view)
-
-
-def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -7,7 +7,6 @@ Saved for backward are the convolution's input and the steps; backward recompute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,10 +28,10 @@ Recurrence: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 _AUTOGRAD = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
 
 
-@contextmanager
-def _differentiating() -> Iterator[None]:
-    """Enable autograd inside a custom operator, which torch excludes by default, and hide the inner operators from counters.
+def _vjp(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: object) -> Sequence[Tensor]:
+    """Return the vector-Jacobian product: gradients of the function's inputs from those of its outputs.
 
+    Autograd is enabled, which torch excludes inside a custom operator, and the inner operators are hidden from counters.
     (functorch's version would leave wrappers behind that are never freed.)
     """
     excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _AUTOGRAD]
@@ -40,17 +39,11 @@ def _differentiating() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
     try:
         with _disable_current_modes(), torch.enable_grad():
-            yield
+            given = [tensor.detach().requires_grad_() for tensor in inputs]
+            return torch.autograd.grad(function(*given), given, gradients)
     finally:
         for key, was in zip(_AUTOGRAD, excluded, strict=True):
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
-
-
-def _vjp(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: object) -> Sequence[Tensor]:
-    """Return the vector-Jacobian product: gradients of the function's inputs from those of its outputs."""
-    with _differentiating():
-        given = [tensor.detach().requires_grad_() for tensor in inputs]
-        return torch.autograd.grad(function(*given), given, gradients)
 
 
 # ------------------------------------------------------------------------------------------------------- convolution

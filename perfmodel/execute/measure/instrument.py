@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.execute.launch.rank_results import CollectiveTally
+from perfmodel.execute.local import num_bytes
 
 #: Dispatcher names of collectives and their kinds. `c10d` operators carry a process group, functional ones a group name.
 _KINDS = {
@@ -51,10 +52,6 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-
-
-def _num_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _group_ranks(arguments: tuple[Any, ...]) -> list[int]:
@@ -101,12 +98,12 @@ class CollectiveCounter(TorchDispatchMode):
                     item.wait()
             self.synchronize()
             self.tally.add_time(axis, time.perf_counter() - start)
-        into = _num_bytes(_tensors(args[0]))
+        into = num_bytes(_tensors(args[0]))
         if kind == "all_gather":
-            into = max(into, _num_bytes(_tensors(args[1])) if name[0] == "c10d" else _num_bytes(_tensors(result)))
+            into = max(into, num_bytes(_tensors(args[1])) if name[0] == "c10d" else num_bytes(_tensors(result)))
         elif kind == "reduce_scatter" and name[0] == "c10d":
-            into = max(into, _num_bytes(_tensors(args[1])))
-        self.tally.add(kind, axis, float(into))
+            into = max(into, num_bytes(_tensors(args[1])))
+        self.tally.add(kind, axis, into)
         return result
 
 

@@ -143,7 +143,14 @@ class ModuleOperator:
             )
         else:
             tensor = self.module.stored(value)
-        runs = [self._run(dim, size) for dim, size in zip(operand.dims, operand.shape, strict=True)]
+        # the network's dims along each position of the input, with their sizes; none if it is not an outer part of the vertex's dim
+        runs: list[list[tuple[str, int]]] = []
+        for dim, size in zip(operand.dims, operand.shape, strict=True):
+            run: list[tuple[str, int]] = []
+            for name, piece in self.module.imported.dims_of(index, dim) if dim else ():
+                if prod(part for _, part in run) < size:
+                    run.append((name, piece))
+            runs.append(run if prod(part for _, part in run) == size else [])
         if not any(name not in held and context.parts(name) > 1 for run in runs for name, _ in run):
             return tensor
         apart: list[int] = []
@@ -160,14 +167,6 @@ class ModuleOperator:
             share = apart[position] // context.parts(name)
             tensor = tensor.narrow(position, context.index(name) * share, share)
         return joined_pieces(tensor, [run or [("", 1)] for run in runs])
-
-    def _run(self, dim: str, size: int) -> tuple[tuple[str, int], ...]:
-        """Return the network's dims along a position of an input, with their sizes; () if the position is not an outer part of the dim."""
-        pieces: list[tuple[str, int]] = []
-        for name, piece in self.module.imported.dims_of(self.source.vertex, dim) if dim else ():
-            if prod(size for _, size in pieces) < size:
-                pieces.append((name, piece))
-        return tuple(pieces) if prod(size for _, size in pieces) == size else ()
 
     def _as_network(self, tensor: torch.Tensor, context: OperatorContext) -> torch.Tensor:
         """Return the output in the shape of the network's tensor."""

@@ -67,7 +67,20 @@ class UserModule:
     def of(cls, module: nn.Module, specs: Sequence[InputSpec], *, name: str, drops: bool = False) -> UserModule:
         exported = export_module(lambda: module, specs, name=name)
         user = cls(module, exported, synchronised(network_of(exported.graph)), tuple(specs), drops)
-        user._read_values()
+        for parameter, value in user._parameter_reads():
+            if parameter not in user.parameters:
+                user.parameters[parameter] = user._read_part(module.get_parameter(value.parameter).detach(), parameter, value)
+        for index, vertex in enumerate(user.imported.graph.vertices):
+            tensor = user.imported.tensor(index, 0) if vertex.outputs else ""
+            if vertex.kind is ImportedKind.INPUT and vertex.outputs:
+                named = [position for position, spec in enumerate(specs) if spec.name == vertex.name]
+                user.inputs[tensor] = named[0] if named else len(user.inputs)
+            elif vertex.kind is ImportedKind.CONSTANT:
+                node = exported.calls[index].nodes[0][0]
+                args, kwargs = torch.fx.node.map_arg(
+                    (node.args, node.kwargs), lambda argument: torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
+                )
+                user.constants[tensor] = node.target(*args, **kwargs).reshape(user.network.tensors[tensor].shape)
         return user
 
     @property
@@ -125,24 +138,12 @@ class UserModule:
 
     # ------------------------------------------------------------------------------------------------------------- values
 
-    def _read_values(self) -> None:
-        graph = self.imported.graph
-        for index, vertex in enumerate(graph.vertices):
-            for number, operand in enumerate(vertex.inputs):
-                if operand.parameter in self.imported.shapes and operand.parameter not in self.parameters:
-                    value = self.exported.calls[index].reads[number]
-                    parameter = self.module.get_parameter(value.parameter).detach()
-                    self.parameters[operand.parameter] = self._read_part(parameter, operand.parameter, value)
-            name = self.imported.tensor(index, 0) if vertex.outputs else ""
-            if vertex.kind is ImportedKind.INPUT and vertex.outputs:
-                named = [position for position, spec in enumerate(self.specs) if spec.name == vertex.name]
-                self.inputs[name] = named[0] if named else len(self.inputs)
-            elif vertex.kind is ImportedKind.CONSTANT:
-                node = self.exported.calls[index].nodes[0][0]
-                args, kwargs = torch.fx.node.map_arg(
-                    (node.args, node.kwargs), lambda argument: torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
-                )
-                self.constants[name] = node.target(*args, **kwargs).reshape(self.network.tensors[name].shape)
+    def _parameter_reads(self) -> Iterator[tuple[str, ExportedValue]]:
+        """Yield the parameters (or parts of one) that operators read, in the order of the operators."""
+        for vertex, calls in zip(self.imported.graph.vertices, self.exported.calls, strict=True):
+            for operand, value in zip(vertex.inputs, calls.reads, strict=True):
+                if operand.parameter in self.imported.shapes:
+                    yield operand.parameter, value
 
     def _read_part(self, tensor: torch.Tensor, name: str, value: ExportedValue) -> torch.Tensor:
         """Return a parameter (or its gradient), or the part of one that an operator reads, in the network's shape."""
@@ -263,10 +264,8 @@ class UserModule:
         depends = [any(operand.parameter for operand in vertex.inputs) for vertex in vertices]
         for edge in sorted(edges, key=lambda edge: edge.consumer):
             depends[edge.consumer] |= depends[edge.producer] and not vertices[edge.producer].outputs[edge.output].is_index
-        index = next(
-            i for i, vertex in enumerate(vertices) for number in range(len(vertex.outputs)) if self.imported.tensor(i, number) == name
-        )
-        number = next(number for number in range(len(vertices[index].outputs)) if self.imported.tensor(index, number) == name)
+        outputs = ((index, number) for index, vertex in enumerate(vertices) for number in range(len(vertex.outputs)))
+        index, number = next(output for output in outputs if self.imported.tensor(*output) == name)
         return depends[index] and not vertices[index].outputs[number].is_index
 
     def loss_weight(self, name: str, seed: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -302,7 +301,12 @@ class UserModule:
                 loss = loss + (self.in_network_shape(output, name, places[name]) * weight).double().sum() / (prod(shape) * num_microbatches)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        return total, dict(self._gradients())
+        gradients = {}
+        for name, value in self._parameter_reads():
+            parameter = self.module.get_parameter(value.parameter)
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients[name] = self._read_part(gradient, name, value)
+        return total, gradients
 
     def in_network_shape(self, output: torch.Tensor, name: str, index: int) -> torch.Tensor:
         """Return an output of forward in the network's shape, with its views undone."""
@@ -314,15 +318,6 @@ class UserModule:
             return output.reshape(shape)
         entries = viewed(torch.arange(prod(shape)).view(shape), value, self.grouping(value.vertex, value.output)).flatten()
         return output.flatten()[entries.argsort()].reshape(shape)
-
-    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for index, vertex in enumerate(self.imported.graph.vertices):
-            for number, operand in enumerate(vertex.inputs):
-                if operand.parameter in self.imported.shapes:
-                    value = self.exported.calls[index].reads[number]
-                    parameter = self.module.get_parameter(value.parameter)
-                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    yield operand.parameter, self._read_part(gradient, operand.parameter, value)
 
 
 #: Position of the dropout probability among the arguments of torch's functions.

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from perfmodel.execute.importer.exported_graph import EXPANSIONS, PERMUTATIONS, ExportedValue, ViewStep
+from perfmodel.execute.importer.exported_graph import EXPANSIONS, PERMUTATIONS, ExportedValue
 from perfmodel.workload.imported.dims import Piece
 from perfmodel.workload.imported.views import Position, Stride
 
@@ -39,7 +39,11 @@ def viewed(tensor: torch.Tensor, value: ExportedValue, grouping: Grouping, *, is
     local = dict(zip([piece for pieces in grouping for piece in pieces], tensor.shape, strict=True))
 
     def size(run: Stride) -> int:
-        pieces = [] if not run.dim else [piece for piece in grouping[int(run.dim)] if piece is not None and _meets(piece, run)]
+        pieces = [
+            piece
+            for piece in (grouping[int(run.dim)] if run.dim else ())
+            if piece is not None and piece.inner < run.inner * run.size and run.inner < piece.inner * piece.size
+        ]
         is_whole = all(local[piece] == piece.size for piece in pieces)
         return run.size if is_whole else prod(local[piece] for piece in pieces)
 
@@ -48,21 +52,12 @@ def viewed(tensor: torch.Tensor, value: ExportedValue, grouping: Grouping, *, is
 
     result = joined_pieces(tensor, grouping)
     for step in value.path:
-        result = _stepped(result, step, sizes(step.view), is_part=is_part)
+        if step.function in PERMUTATIONS or (step.function in PARTS and not is_part):
+            outputs = step.node.target(result, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator]
+            result = outputs if isinstance(outputs, torch.Tensor) else outputs[step.number]
+        elif step.function in EXPANSIONS:
+            result = result.expand(sizes(step.view))
+        else:
+            result = result.reshape(sizes(step.view))
     goal = sizes(value.view)
     return result if list(result.shape) == goal else result.reshape(goal)
-
-
-def _meets(piece: Piece, run: Stride) -> bool:
-    return piece.inner < run.inner * run.size and run.inner < piece.inner * piece.size
-
-
-def _stepped(tensor: torch.Tensor, step: ViewStep, sizes: list[int], *, is_part: bool) -> torch.Tensor:
-    if step.function in PARTS:
-        if is_part:
-            return tensor.reshape(sizes)
-        result = step.node.target(tensor, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator]
-        return result if isinstance(result, torch.Tensor) else result[step.number]  # type: ignore[no-any-return]
-    if step.function in PERMUTATIONS:
-        return step.node.target(tensor, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator, no-any-return]
-    return tensor.expand(sizes) if step.function in EXPANSIONS else tensor.reshape(sizes)

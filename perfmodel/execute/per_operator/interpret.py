@@ -78,30 +78,21 @@ class Interpreter:
         operators = {index: network.operators[index] for index in range(*run)}
         self.calls = {index: functions.get(operator.name) or functions[operator.kind] for index, operator in operators.items()}
         self.again = dict(recomputed_runs(network, plan, run))
-        self._compile()
-
-    def _compile(self) -> None:
-        """Compile the transitions of each operator's inputs, and of each tensor before its first reader."""
-        start, end = self.run_of
+        self.dead: dict[int, list[str]] = {index: [] for index in operators}
+        for tensor, reading in self.readers.items():
+            if tensor in self.producers and tensor not in self.outputs and reading[-1][0] in operators:
+                self.dead[reading[-1][0]].append(tensor)
+        #: Transitions of the inputs of each operator, and of each tensor before its first reader.
         self.edges: dict[int, list[Transition | Layout]] = {}
         self.shared: dict[str, Transition] = {}
-        self.dead: dict[int, list[str]] = {index: [] for index in range(start, end)}
-        for tensor, reading in self.readers.items():
-            if tensor in self.producers and tensor not in self.outputs and start <= reading[-1][0] < end:
-                self.dead[reading[-1][0]].append(tensor)
-        for index in range(start, end):
-            operator = self.network.operators[index]
-            self.worker.beat(f"preparing {operator.name}")
+        for index, operator in operators.items():
+            worker.beat(f"preparing {operator.name}")
             self.edges[index] = [self._edge(operator, position) for position in range(len(operator.inputs))]
-        for tensor, held in self.plan.cuts.held.items():
+        for tensor, held in plan.cuts.held.items():
             # done on the stage of the first reader: a tensor is sent between stages in the layout of its producer
-            if (
-                tensor in self.producers
-                and tensor not in self.known
-                and tensor in self.readers
-                and start <= self.readers[tensor][0][0] < end
-            ):
-                producer, left = self.network.operators[self.producers[tensor]], self.derivation.left[tensor]
+            is_computed = tensor in self.producers and tensor not in self.known
+            if is_computed and tensor in self.readers and self.readers[tensor][0][0] in operators:
+                producer, left = network.operators[self.producers[tensor]], derivation.left[tensor]
                 self.shared[tensor] = Transition(
                     self._redistribution(left, held.layout, tensor, producer.name, Pass.FORWARD),
                     self._redistribution(held.gradient, left.resolved(), tensor, producer.name, Pass.BACKWARD),

@@ -113,7 +113,16 @@ class NetworkMesh:
             return None
         key = self._key(chosen)
         if key not in self.worker.cache:
-            self.worker.cache[key] = self._new_group(chosen)
+            mine = dist.group.WORLD
+            if len(self.members(chosen)) < self.num_ranks * self.num_stages:
+                for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
+                    members = self.members(chosen, rank)
+                    if rank > members[0]:
+                        continue  # its first member has created the group
+                    group = dist.new_group([stage * self.num_ranks + member for member in members])
+                    if stage == self.stage and self.rank in members:
+                        mine = group
+            self.worker.cache[key] = DeviceMesh.from_group(mine, self.device)
         return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
@@ -133,18 +142,6 @@ class NetworkMesh:
     def _key(self, axes: frozenset[str]) -> tuple[object, ...]:
         shape = tuple(axis.size for axis in self.axes)
         return ("network group", self.num_stages, shape, tuple(i for i, axis in enumerate(self.axes) if axis.name in axes))
-
-    def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
-        mine = dist.group.WORLD
-        if len(self.members(axes)) < self.num_ranks * self.num_stages:
-            for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
-                members = self.members(axes, rank)
-                if rank > members[0]:
-                    continue  # its first member has created the group
-                group = dist.new_group([stage * self.num_ranks + member for member in members])
-                if stage == self.stage and self.rank in members:
-                    mine = group
-        return DeviceMesh.from_group(mine, self.device)
 
     def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
         """Return the group of ranks with this rank's coordinates in these stages. Collective over the world, in the same order."""

@@ -120,8 +120,8 @@ class NetworkProgram:
         for unit in units:
             if len(unit.holders) > 1:
                 self.mesh.holders_group(unit.holders)
-        self.known = {} if module is None else self._known(module)
-        parameters = self._fill(seed, dtypes.master)
+        self.known: dict[str, list[torch.Tensor]] = {}
+        parameters = self._fill(dtypes.master)
         self.parameters = KINDS[plan.zero](
             parameters,
             [unit for unit in units if unit.stage in runs],
@@ -132,89 +132,75 @@ class NetworkProgram:
             optimizer=Optimizer(optimizer or plan.job.optimizer),
             learning_rate=learning_rate,
         )
-        contexts = self._contexts(imitate)
         table = {**FUNCTIONS, **functions, **({} if module is None else module.functions(self.network))}
         returned = [] if module is None else module.outputs()
-        self.stages = [self._stage(index, run, table, contexts, returned) for index, run in runs.items()]
+        self.stages = self._build_stages(runs, table, returned, imitate)
         self.outputs = returned or [name for stage in self.stages for name in stage.left if name not in self.readers]
         self.leaving = {name: self.stages[-1].interpreter.leave(name) for name in self.outputs if name in self.readers}
-        self.loss_weights = {name: self._loss_weight(name) for name in returned}
+        self.loss_weights: dict[str, torch.Tensor] = {}
+        if module is not None:
+            for name in returned:
+                weight = self.padded(name, module.loss_weight(name, seed, self.dtype, network.tensors[name].shape))
+                self.loss_weights[name] = local_part(weight, self._left(name), self.mesh).clone().to(worker.device)
         self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
 
-    def _stage(
-        self,
-        index: int,
-        run: tuple[int, int],
-        functions: Mapping[str, NetworkFunction],
-        contexts: Mapping[int, OperatorContext],
-        outputs: Sequence[str],
-    ) -> NetworkStage:
-        interpreter = Interpreter(
-            self.worker,
-            self.derivation,
-            self.plan,
-            self.mesh,
-            run,
-            functions=functions,
-            contexts=contexts,
-            parameter=self.parameters.read,
-            given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
-            ends=NetworkEnds(
-                outputs=frozenset(outputs),
-                known=frozenset(self.known),
-                index_dtype=torch.int32 if self.dtype.itemsize == 4 else torch.int64,
-            ),
-        )
-        module = self.parameters.module(interpreter, index, sections_of(self.network, run))
-        return NetworkStage(index, run, interpreter, module)
-
-    def _contexts(self, imitate: Plan | None) -> dict[int, OperatorContext]:
+    def _build_stages(
+        self, runs: Mapping[int, tuple[int, int]], functions: Mapping[str, NetworkFunction], outputs: Sequence[str], imitate: Plan | None
+    ) -> list[NetworkStage]:
         contexts = {}
         for index in sorted(self.local_operators):
-            operator, original = self.network.operators[index], self.given.operators[index]
-            copied = (
-                {}
-                if imitate is None
-                else {dim: imitate.cuts.size(tuple(axes)) for dim, axes in imitate.cuts.shardings[operator.name].items()}
+            operator, copied = self.network.operators[index], {}
+            if imitate is not None:
+                copied = {dim: imitate.cuts.size(tuple(axes)) for dim, axes in imitate.cuts.shardings[operator.name].items()}
+            sharding, dims = self.plan.cuts.shardings[operator.name], dict(self.given.operators[index].dims)
+            contexts[index] = OperatorContext(self.mesh, operator, sharding, dims, copied)
+        index_dtype = torch.int32 if self.dtype.itemsize == 4 else torch.int64
+        ends = NetworkEnds(outputs=frozenset(outputs), known=frozenset(self.known), index_dtype=index_dtype)
+        stages = []
+        for index, run in runs.items():
+            interpreter = Interpreter(
+                self.worker,
+                self.derivation,
+                self.plan,
+                self.mesh,
+                run,
+                functions=functions,
+                contexts=contexts,
+                parameter=self.parameters.read,
+                given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
+                ends=ends,
             )
-            contexts[index] = OperatorContext(self.mesh, operator, self.plan.cuts.shardings[operator.name], dict(original.dims), copied)
-        return contexts
+            module = self.parameters.module(interpreter, index, sections_of(self.network, run))
+            stages.append(NetworkStage(index, run, interpreter, module))
+        return stages
 
     # ------------------------------------------------------------------------------------------------ parameters and data
 
-    def _whole(self, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
+    def _whole(self, name: str, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
         """Return a tensor at full size, padded with zeros."""
         if self.module is not None:
-            return self._padded(name, self.module.draw(name, seed, dtype, microbatch))
-        return self._padded(name, make_tensor(self.given, name, seed, dtype, microbatch))
+            return self.padded(name, self.module.draw(name, self.seed, dtype, microbatch))
+        return self.padded(name, make_tensor(self.given, name, self.seed, dtype, microbatch))
 
-    def _known(self, module: UserModule) -> dict[str, list[torch.Tensor]]:
-        """Return the outputs of operators on data alone, unsharded, for each micro-batch."""
-        given = module.known_inputs()
-        outputs: dict[str, list[torch.Tensor]] = {}
-        for microbatch in range(self.plan.num_microbatches):
-            values = {name: module.draw(name, self.seed, self.dtype, microbatch) for name in given}
-            for name, value in module.known(values, self.mesh).items():
-                outputs.setdefault(name, []).append(self._padded(name, value))
-        return outputs
-
-    def _padded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def padded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an unpadded tensor of the network, padded with zeros."""
         padding = [extra for old, new in zip(tensor.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
         return torch.nn.functional.pad(tensor, padding[::-1]) if any(padding) else tensor
-
-    def _loss_weight(self, name: str) -> torch.Tensor:
-        """Return this rank's shard of the loss weights of an output."""
-        assert self.module is not None
-        weight = self._padded(name, self.module.loss_weight(name, self.seed, self.dtype, self.given.tensors[name].shape))
-        return local_part(weight, self._left(name), self.mesh).clone().to(self.worker.device)
 
     def _left(self, name: str) -> Layout:
         """Return the layout in which an output leaves the network."""
         held = self.plan.cuts.held.get(name) if name in self.readers else None
         return held.layout if held is not None else self.derivation.left[name]
 
-    def _fill(self, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return the parameters of this stage in `dtype`; store its data in `inputs`."""
+    def _fill(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return the parameters of this stage in `dtype`; store its data in `inputs`, and unsharded outputs of operators on data alone
+        in `known`, by micro-batch."""
+        if self.module is not None:
+            given = self.module.known_inputs()
+            for microbatch in range(self.plan.num_microbatches):
+                values = {name: self.module.draw(name, self.seed, self.dtype, microbatch) for name in given}
+                for name, value in self.module.known(values, self.mesh).items():
+                    self.known.setdefault(name, []).append(self.padded(name, value))
         parameters = {}
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
@@ -224,11 +210,11 @@ class NetworkProgram:
             self.worker.beat(f"making {name}")
             if tensor.role is TensorRole.PARAMETER:
                 self.layouts[name] = layouts[name].resolved()
-                local = local_part(self._whole(name, seed, dtype), self.layouts[name], self.mesh).clone().to(self.worker.device)
+                local = local_part(self._whole(name, dtype), self.layouts[name], self.mesh).clone().to(self.worker.device)
                 parameters[name] = local.requires_grad_(tensor.has_gradient)
                 continue
             for microbatch in range(self.plan.num_microbatches):
-                value = self.known[name][microbatch] if name in self.known else self._whole(name, seed, self.dtype, microbatch)
+                value = self.known[name][microbatch] if name in self.known else self._whole(name, self.dtype, microbatch)
                 for index, position in reading:
                     layout = self.derivation.needed[self.network.operators[index].name, position]
                     if (name, layout, microbatch) not in self.inputs:

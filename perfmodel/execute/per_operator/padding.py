@@ -11,7 +11,7 @@ from math import lcm
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Operator, OwnTraffic
+from perfmodel.workload.graph import Graph
 
 
 def padded_network(network: Graph, plan: Plan) -> Graph:
@@ -37,11 +37,18 @@ def padded_network(network: Graph, plan: Plan) -> Graph:
         name: replace(tensor, shape=tuple(padded((f"tensor {name}", position), size) for position, size in enumerate(tensor.shape)))
         for name, tensor in network.tensors.items()
     }
-    operators = tuple(
-        _resized(operator, {dim: padded((operator.name, dim), size) for dim, size in operator.dims.items()})
-        for operator in network.operators
-    )
-    return replace(network, operators=operators, tensors=tensors)
+    operators = []
+    for operator in network.operators:
+        dims = {dim: padded((operator.name, dim), size) for dim, size in operator.dims.items()}
+        if dims != dict(operator.dims):  # its work is not updated, as it is not used here
+            extents = [
+                tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in entry.extent)
+                for entry in operator.traffic
+            ]
+            traffic = tuple(replace(entry, extent=extent) for entry, extent in zip(operator.traffic, extents, strict=True))
+            operator = replace(operator, dims=dims, traffic=traffic)
+        operators.append(operator)
+    return replace(network, operators=tuple(operators), tensors=tensors)
 
 
 def _same_sizes(network: Graph) -> dict[tuple[str, str | int], tuple[str, str | int]]:
@@ -53,15 +60,3 @@ def _same_sizes(network: Graph) -> dict[tuple[str, str | int], tuple[str, str | 
                 if dim:
                     joined.join((operator.name, dim), (f"tensor {operand.tensor}", position))
     return joined.representatives()
-
-
-def _resized(operator: Operator, dims: dict[str, int]) -> Operator:
-    """Return the operator with these dims and their traffic; its work is not updated, as it is not used here."""
-    if dims == dict(operator.dims):
-        return operator
-
-    def resized(old: OwnTraffic) -> OwnTraffic:
-        extent = tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in old.extent)
-        return replace(old, extent=extent)
-
-    return replace(operator, dims=dims, traffic=tuple(resized(entry) for entry in operator.traffic))

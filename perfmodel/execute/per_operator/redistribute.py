@@ -176,29 +176,46 @@ class Redistribution:
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         for move in self.moves:
-            if move.kind is None:
-                tensor = _take(tensor, move.out[0])
-                continue
-            if move.placements is not None:
-                self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
-                tensor = self._placed(tensor, move)
-            elif move.kind is CollectiveKind.ALL_TO_ALL:
-                tensor = self._exchanged(tensor, move)
-            elif move.kind is CollectiveKind.REDUCE_SCATTER:
-                tensor = self._scattered(tensor, move)
-            else:
-                tensor = self._gathered(tensor, move)
+            tensor = self._moved(tensor, move)
         return tensor
 
-    def _placed(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
-        before, after = move.placements  # type: ignore[misc]
-        if not self.mesh.uses_dtensor:
-            return self._placed_directly(tensor, move.axes, before, after)
-        group = self.mesh.group(move.axes)
-        dtensor = DTensor.from_local(tensor.contiguous(), group, [before], run_check=False)
-        return dtensor.redistribute(placements=[after]).to_local()
+    def _moved(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
+        """Return the tensor after one step. (A function, so that the buffers of a step are freed before the next one.)"""
+        if move.kind is None:
+            return _take(tensor, move.out[0])
+        if move.placements is not None:
+            self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
+            return self._placed(tensor, move.axes, *move.placements)
+        pieces = [_take(tensor, where).reshape(-1) for where in move.out]
+        if move.kind is CollectiveKind.REDUCE_SCATTER:
+            size = max(piece.numel() for piece in pieces)
+            buffer = torch.stack([torch.nn.functional.pad(piece, (0, size - piece.numel())) for piece in pieces])
+            reduced = reduce_scatter(self.mesh, buffer, move.axes, self.purpose, num_elements=move.num_elements)
+            return reduced[: prod(move.shape)].view(move.shape)
+        sizes = [prod(shape) for shape in move.shapes]
+        if move.kind is CollectiveKind.ALL_TO_ALL:
+            self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose, issued=tensor.numel())
+            flat, lengths, group = torch.cat(pieces), [piece.numel() for piece in pieces], self.mesh.process_group(move.axes)
+            if self.mesh.uses_dtensor:
+                received = functional.wait_tensor(functional.all_to_all_single(flat, sizes, lengths, group))
+            else:
+                received = flat.new_empty(sum(sizes))
+                dist.all_to_all_single(received, flat, sizes, lengths, group=group)
+            parts = received.split(sizes)
+        else:
+            flat = torch.nn.functional.pad(tensor.reshape(-1), (0, max(sizes) - tensor.numel()))
+            rows = all_gather(self.mesh, flat, move.axes, self.purpose, num_elements=move.num_elements)
+            parts = tuple(row[:size] for row, size in zip(rows, sizes, strict=True))
+        result = torch.empty(move.shape, dtype=tensor.dtype, device=tensor.device)
+        for number, (part, where) in enumerate(zip(parts, move.into, strict=True)):
+            part = part.view(move.shapes[number])
+            _put(result, where, _take(part, move.pick[number]) if move.pick else part)
+        return result
 
-    def _placed_directly(self, tensor: torch.Tensor, axes: tuple[str, ...], before: Placement, after: Placement) -> torch.Tensor:
+    def _placed(self, tensor: torch.Tensor, axes: tuple[str, ...], before: Placement, after: Placement) -> torch.Tensor:
+        if self.mesh.uses_dtensor:
+            dtensor = DTensor.from_local(tensor.contiguous(), self.mesh.group(axes), [before], run_check=False)
+            return dtensor.redistribute(placements=[after]).to_local()
         group = self.mesh.process_group(axes)
         assert group is not None
         if isinstance(before, Shard):
@@ -207,42 +224,6 @@ class Redistribution:
             return scattered(tensor, after.dim, group)
         result = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=group)
-        return result
-
-    def _exchanged(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
-        pieces = [_take(tensor, where).reshape(-1) for where in move.out]
-        sizes = [prod(shape) for shape in move.shapes]
-        group = self.mesh.process_group(move.axes)
-        self.mesh.note(CollectiveKind.ALL_TO_ALL, move.axes, move.num_elements, self.purpose, issued=tensor.numel())
-        flat, lengths = torch.cat(pieces), [piece.numel() for piece in pieces]
-        if self.mesh.uses_dtensor:
-            result = functional.wait_tensor(functional.all_to_all_single(flat, sizes, lengths, group))
-        else:
-            result = flat.new_empty(sum(sizes))
-            dist.all_to_all_single(result, flat, sizes, lengths, group=group)
-        return self._assembled(result.split(sizes), move)
-
-    def _scattered(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
-        pieces = [_take(tensor, where).reshape(-1) for where in move.out]
-        size = max(piece.numel() for piece in pieces)
-        buffer = torch.stack([torch.nn.functional.pad(piece, (0, size - piece.numel())) for piece in pieces])
-        return reduce_scatter(self.mesh, buffer, move.axes, self.purpose, num_elements=move.num_elements)[: prod(move.shape)].view(
-            move.shape
-        )
-
-    def _gathered(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
-        size = max(prod(shape) for shape in move.shapes)
-        flat = torch.nn.functional.pad(tensor.reshape(-1), (0, size - tensor.numel()))
-        pieces = all_gather(self.mesh, flat, move.axes, self.purpose, num_elements=move.num_elements)
-        return self._assembled([piece[: prod(shape)] for piece, shape in zip(pieces, move.shapes, strict=True)], move)
-
-    @staticmethod
-    def _assembled(pieces: Sequence[torch.Tensor], move: _Move) -> torch.Tensor:
-        result = torch.empty(move.shape, dtype=pieces[0].dtype, device=pieces[0].device)
-        picks: Sequence[Selection | None] = move.pick or [None] * len(pieces)
-        for piece, shape, where, pick in zip(pieces, move.shapes, move.into, picks, strict=True):
-            piece = piece.view(shape)
-            _put(result, where, piece if pick is None else _take(piece, pick))
         return result
 
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -125,14 +126,6 @@ def _relative(actual: torch.Tensor, expected: torch.Tensor, floor: float) -> flo
     return float((actual - expected).abs().max()) / size if size else float(actual.abs().max())
 
 
-def _part_of(program: NetworkProgram, tensor: torch.Tensor, name: str, layout: object) -> torch.Tensor:
-    """Return this rank's shard of an unpadded tensor of the network, padded with zeros."""
-    shape = program.network.tensors[name].shape
-    padding = [extra for old, new in zip(tensor.shape, shape, strict=True) for extra in (new - old, 0)]
-    padded = torch.nn.functional.pad(tensor, padding[::-1]) if any(padding) else tensor
-    return local_part(padded, layout, program.mesh)  # type: ignore[arg-type]
-
-
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
     """Run the plan, count one step, and compare with a single process, which rank 0 runs."""
     program = _build(worker, network, plan, options, None)
@@ -180,7 +173,7 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
     largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
     gradient_errors = {}
     for name, gradient in own_gradients.items():
-        expected = _part_of(program, gradients[name], name, program.layouts[name])
+        expected = local_part(program.padded(name, gradients[name]), program.layouts[name], program.mesh)
         gradient_errors[name] = _relative(gradient, expected, ROUND_OFF_FLOOR * largest)
     output_errors = {}
     if options.compares_outputs:
@@ -191,21 +184,10 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
             resolved = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
             given = network.tensors[name].shape
             if given == program.network.tensors[name].shape:  # the padding of an activation has no meaning
-                expected = _part_of(program, expected_outputs[name], name, left.resolved())
+                expected = local_part(program.padded(name, expected_outputs[name]), left.resolved(), program.mesh)
                 output_errors[name] = _relative(resolved, expected, 0.0)
     sent = program.pipeline.sent_elements if program.pipeline is not None else 0
     return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
-
-
-def _peak_bytes(program: NetworkProgram) -> float:
-    """Return the peak of live tensors in a step, without those of other programs."""
-    persistent = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.stored()}
-    persistent |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.inputs.values()}
-    program.release()
-    with StorageTracker() as tracker:
-        before = tracker.current
-        program.step()
-    return float(tracker.peak - before + sum(persistent.values()))
 
 
 def measure_on_rank(
@@ -238,7 +220,14 @@ def measure_on_rank(
         program.mesh.record = None
         worker.beat("tracked step")
         dist.barrier()
-        result.peak_memory = _peak_bytes(program)
+        # the peak of live tensors, without those of other programs
+        storages = (tensor.untyped_storage() for tensor in chain(program.parameters.stored(), program.inputs.values()))
+        persistent = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        program.release()
+        with StorageTracker() as tracker:
+            before = tracker.current
+            program.step()
+        result.peak_memory = float(tracker.peak - before + persistent)
         result.sent_elements = program.pipeline.sent_elements if program.pipeline is not None else 0
         program.release()
     del programs

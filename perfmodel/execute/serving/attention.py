@@ -43,19 +43,16 @@ class CachedCore(CoreAttention):
         rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
         if sinks is not None:
             sinks = sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
-        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=sinks)
+        # score bias [b or 1, 1 or g, r q, z]; None if a token sees all keys, or if a kernel computes the mask itself
+        bias, slopes = None, self.slopes(q)
+        if not self.sharding.is_abstract and (queries > 1 or group.lengths is not None or slopes is not None):
+            bias = additive(seen_keys(group, start, self.window, q.device), q.dtype).unsqueeze(1)
+            if slopes is None:
+                bias = bias.repeat(1, 1, shared, 1)
+            else:
+                bias = (bias + alibi_bias(slopes, group.reads.length - start)).unflatten(1, (-1, shared)).flatten(2, 3)
+        context = attention(rows, k, v, mask=bias, sinks=sinks)
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
-
-    def _added(self, group: ChunkGroup, start: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the score bias [b or 1, 1 or g, r q, z]; None if a token sees all keys, or if a kernel computes the mask itself."""
-        is_plain = group.queries == 1 and group.lengths is None
-        slopes = self.slopes(like)
-        if self.sharding.is_abstract or (is_plain and slopes is None):
-            return None
-        bias = additive(seen_keys(group, start, self.window, like.device), like.dtype).unsqueeze(1)
-        if slopes is None:
-            return bias.repeat(1, 1, shared, 1)
-        return (bias + alibi_bias(slopes, group.reads.length - start)).unflatten(1, (-1, shared)).flatten(2, 3)
 
 
 class CachedAttention(Attention):
@@ -117,7 +114,11 @@ class CachedLatent(LatentMixer):
                 visible, top = None if visible is None else visible.squeeze(1), min(self.latent.index_top, kept_keys.shape[1])
                 chosen = cached_index(index_inputs[0], kept_keys, index_inputs[1], visible, top)
             kept = group.reads.of(pool)
-            context = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
+            if group.queries == 1:
+                context = self._absorbed(mine, kept, group, chosen)
+            else:
+                rank = self.latent.key_value_rank
+                context = self.attend(mine, *self.expand(kept[..., :rank], kept[..., rank:].unsqueeze(2)), chosen)
             rows.append(context.flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
@@ -143,13 +144,6 @@ class CachedLatent(LatentMixer):
             joint, kept, None if seen is None else seen.squeeze(1), latent.key_value_rank, float(latent.score_head_dim**-0.5)
         )
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
-
-    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-        """Compute [b, q, n, qk], [b, z, c + r], [b, q, top] -> [b, q, n * v]."""
-        latent = self.latent
-        compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
-        k, v = self.expand(compressed, shared.unsqueeze(2))
-        return self.attend(q, k, v, chosen)
 
 
 class CachedStates(RecurrentMixer):

@@ -181,17 +181,13 @@ def build_decoder(
     sharding.is_abstract = fake is not None
     model.to(dtype)
     with fake or nullcontext():
-        _materialise(model, device)
+        # torch's `to_empty` swaps the tensors, which fails for fake ones
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                empty = torch.empty_like(local_tensor(parameter), device=device, requires_grad=False)
+                module.register_parameter(name, nn.Parameter(placed_like(empty, parameter), requires_grad=False))
+        model.tie_weights()
         sharding.cache = PagedCache(config, num_blocks, num_sequences=num_sequences, tp=tp, dtype=dtype, device=device)
     for name, parameter in () if fake is not None else model.named_parameters():
         fill(config, canonical_name(name), parameter, sharding)
     return model.eval()
-
-
-def _materialise(model: Decoder, device: str) -> None:
-    """Allocate the parameters in place of those on the meta device. (torch's `to_empty` swaps tensors, which fails for fake ones.)"""
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            empty = torch.empty_like(local_tensor(parameter), device=device, requires_grad=False)
-            module.register_parameter(name, nn.Parameter(placed_like(empty, parameter), requires_grad=False))
-    model.tie_weights()

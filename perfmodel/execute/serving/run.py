@@ -102,8 +102,7 @@ def _check(
     for name, number in (("rounds", rounds), ("repeats", repeats)):
         if number < 1:
             raise InputError(f"{name}={number}: must be at least 1; nothing is measured otherwise")
-    reason = not_served_reason(config, tp)
-    if reason:
+    if reason := not_served_reason(config, tp):
         raise InputError(reason)
     if group is not None and group.num_ranks != tp:
         raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
@@ -123,9 +122,15 @@ def audit_serving(
     ep        number of expert-parallel ranks within tp; the remaining factor of tp shards each expert
     process   a running counting process; None: start one
     """
-    reason = not_served_reason(config, tp, ep=ep) or _uneven_reason(config, shapes, ep)
-    if reason:
+    if reason := not_served_reason(config, tp, ep=ep):
         raise InputError(reason)
+    if config.experts is not None:
+        number = config.experts.num_experts
+        for shape in shapes:
+            rows = shape.rows * config.experts.top_k
+            if rows % ep or (rows % number and (rows > number or number % ep)):  # round-robin would give experts unequal numbers of rows
+                uneven = f"{rows} rows are not evenly many for {number} experts on {ep} ranks"
+                raise InputError(f"sequences={shape.sequences}: {uneven}; use another number")
     if process is None:
         with CountingProcess() as counting:
             return audit_serving(config, shapes, tp=tp, ep=ep, dtype=dtype, process=counting)
@@ -133,18 +138,6 @@ def audit_serving(
         (_WORKER, "serving_counts"), config, tuple(shapes), tp, ep, dtype, about=config.name, program="a serving step of this model"
     )
     return list(counts)
-
-
-def _uneven_reason(config: TransformerConfig, shapes: Sequence[StepShape], ep: int) -> str:
-    """Return why round-robin routing would give experts unequal numbers of rows; "" if they are equal."""
-    if config.experts is None:
-        return ""
-    number, chosen = config.experts.num_experts, config.experts.top_k
-    for shape in shapes:
-        rows = shape.rows * chosen
-        if rows % ep or (rows % number and (rows > number or number % ep)):
-            return f"sequences={shape.sequences}: {rows} rows are not evenly many for {number} experts on {ep} ranks; use another number"
-    return ""
 
 
 def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:

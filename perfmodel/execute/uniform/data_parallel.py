@@ -138,20 +138,15 @@ class FlatData:
         unit.partial = slice(next((slot.span.start for slot in unit.slots if slot.is_partial), end), end)
         unit.is_tied = is_tied
         for slot in unit.slots:
-            self._move_into(module, slot, unit.weights)
-        for slot in unit.slots:
+            # the parameter becomes a view of the flat buffer, in every module that holds it
+            old = slot.parameter
+            slot.parameter = nn.Parameter(placed_like(unit.weights[slot.span].view(local_tensor(old).shape), old))
+            for child in module.modules():
+                for name, parameter in list(child.named_parameters(recurse=False)):
+                    if parameter is old:
+                        child.register_parameter(name, slot.parameter)
             self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(partial(self._accumulate, unit, slot)))
         return unit
-
-    @staticmethod
-    def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
-        """Make the parameter a view of the flat buffer, in every module that holds it."""
-        old = slot.parameter
-        slot.parameter = nn.Parameter(placed_like(weights[slot.span].view(local_tensor(old).shape), old))
-        for child in module.modules():
-            for name, parameter in list(child.named_parameters(recurse=False)):
-                if parameter is old:
-                    child.register_parameter(name, slot.parameter)
 
     @staticmethod
     def _accumulate(unit: _Unit, slot: _Slot, parameter: torch.Tensor) -> None:
@@ -258,15 +253,6 @@ def _all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.T
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
 
 
-def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
-    """Return the mesh of the data axes that shards experts; None without experts, or if it is that of the other parameters."""
-    if mesh.expert_mesh is None or not mesh.has_experts_apart:
-        return None
-    if mesh.size("edp_replicate") == 1:
-        return FSDPMeshInfo(mesh.expert_mesh["edp_shard"], shard_mesh_dim=0)
-    return HSDPMeshInfo(mesh.expert_mesh["edp_replicate", "edp_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
-
-
 def _placement_function(
     modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None
 ) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
@@ -299,7 +285,13 @@ class ShardedData:
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, keeps_weights: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
         self.stages, self.mesh = stages, mesh
         names = ("dp_replicate", "dp_shard_cp") if mesh.layout.dp_replicate > 1 else ("dp_shard_cp",)
-        data_mesh, expert_mesh = mesh.parameter_mesh[names], _expert_mesh(mesh)
+        data_mesh = mesh.parameter_mesh[names]
+        expert_mesh: FSDPMeshInfo | None = None  # of the data axes that shard experts, if they differ from those of other parameters
+        if mesh.expert_mesh is not None and mesh.has_experts_apart:
+            if mesh.size("edp_replicate") == 1:
+                expert_mesh = FSDPMeshInfo(mesh.expert_mesh["edp_shard"], shard_mesh_dim=0)
+            else:
+                expert_mesh = HSDPMeshInfo(mesh.expert_mesh["edp_replicate", "edp_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
         policy = MixedPrecisionPolicy()
         if dtypes.weight != dtypes.master:
             policy = MixedPrecisionPolicy(param_dtype=dtypes.weight, reduce_dtype=dtypes.reduce)

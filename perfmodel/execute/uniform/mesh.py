@@ -66,15 +66,12 @@ class RunMesh:
 
     def axis_of(self, members: Sequence[int], kind: str) -> str:
         """Return the name of the group of these ranks for this kind of collective; "none" for a single rank."""
-        return self.folded.group_name([self._coordinates(rank) for rank in members], kind)
-
-    def _coordinates(self, rank: int) -> dict[str, int]:
-        if rank not in self.places:
-            left, coordinates = rank, {}
-            for axis in self.order:
-                left, coordinates[axis] = divmod(left, self.layout.degree(axis))
-            self.places[rank] = coordinates
-        return self.places[rank]
+        for rank in members:
+            if rank not in self.places:
+                left, self.places[rank] = rank, {}
+                for axis in self.order:
+                    left, self.places[rank][axis] = divmod(left, self.layout.degree(axis))
+        return self.folded.group_name([self.places[rank] for rank in members], kind)
 
 
 def _lists(ranks: torch.Tensor, names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
@@ -116,25 +113,18 @@ def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
             if worker.rank in (first, last):
                 groups["tied"] = group
     coordinates = (ranks == worker.rank).nonzero()[0].tolist()
-    expert_mesh = _lay_out_experts(worker, ranks, folded, groups) if plan.has_experts else None
+    expert_mesh = None
+    if plan.has_experts:
+        names = [part for axis in CANONICAL_ORDER for part in folded.parts[axis]]
+        finer = ranks.reshape([folded.sizes[name] for name in names])
+        possible = {"ep": EXPERT_AXES, "etp": REFINED["etp"], **EXPERT_DATA}
+        axes_of = {name: [axis for axis in axes if axis in names] for name, axes in possible.items()}
+        axes_of["edp"] = [*axes_of["edp_replicate"], *axes_of["edp_shard"]]
+        groups |= {name: _new_group(_lists(finer, names, axes), worker.rank) for name, axes in axes_of.items()}
+        nested = [["pp"], axes_of["edp_replicate"], axes_of["edp_shard"], [*axes_of["ep"], *axes_of["etp"]]]
+        grid = finer.permute([names.index(axis) for axes in nested for axis in axes])
+        grid = grid.reshape([prod(folded.sizes[axis] for axis in axes) for axes in nested])
+        expert_mesh = DeviceMesh(worker.device, grid, mesh_dim_names=("pp", "edp_replicate", "edp_shard", "experts"))
     mesh = RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, coordinates, strict=True)), parameter_mesh, groups, expert_mesh)
     worker.cache[key] = mesh
     return mesh
-
-
-def _lay_out_experts(worker: Worker, ranks: torch.Tensor, folded: FoldedMesh, groups: dict[str, dist.ProcessGroup | None]) -> DeviceMesh:
-    """Add the process groups of experts, and return the mesh of their weights."""
-    names = [part for axis in CANONICAL_ORDER for part in folded.parts[axis]]
-    finer = ranks.reshape([folded.sizes[name] for name in names])
-
-    def present(axes: Sequence[str]) -> list[str]:
-        return [axis for axis in axes if axis in names]
-
-    data = {name: present(axes) for name, axes in EXPERT_DATA.items()}
-    axes_of = {"ep": present(EXPERT_AXES), "etp": present(REFINED["etp"]), **data, "edp": [*data["edp_replicate"], *data["edp_shard"]]}
-    for name, axes in axes_of.items():
-        groups[name] = _new_group(_lists(finer, names, axes), worker.rank)
-    nested = [["pp"], data["edp_replicate"], data["edp_shard"], [*axes_of["ep"], *axes_of["etp"]]]
-    sizes = [prod(folded.sizes[axis] for axis in axes) for axes in nested]
-    grid = finer.permute([names.index(axis) for axes in nested for axis in axes]).reshape(sizes)
-    return DeviceMesh(worker.device, grid, mesh_dim_names=("pp", "edp_replicate", "edp_shard", "experts"))

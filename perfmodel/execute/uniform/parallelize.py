@@ -96,6 +96,18 @@ class TrainingProgram:
         layout = plan.layout
         self.mesh: RunMesh = build_mesh(worker, plan)
         coordinates = self.mesh.coordinates
+        experts = ExpertSharding()
+        if plan.has_experts:
+            experts = ExpertSharding(
+                ep=self.mesh.size("ep"),
+                ep_rank=self.mesh.index("ep"),
+                ep_group=self.mesh.groups["ep"],
+                etp=self.mesh.size("etp"),
+                etp_rank=self.mesh.index("etp"),
+                etp_group=self.mesh.groups["etp"],
+                gathers=plan.dispatcher is Dispatcher.ALL_GATHER,
+                once=plan.dispatcher is Dispatcher.FLEX,
+            )
         self.sharding = Sharding(
             tp=layout.tp,
             tp_rank=coordinates["tp"],
@@ -105,7 +117,7 @@ class TrainingProgram:
             cp_group=self.mesh.groups["cp"],
             sequence_parallel=plan.sequence_parallel,
             exchanges_heads=plan.rules.exchanges_heads,
-            experts=self._expert_sharding() if plan.has_experts else ExpertSharding(),
+            experts=experts,
             routing=routing,
         )
         self.dtypes = dtypes_of(plan.job.precision)
@@ -120,19 +132,6 @@ class TrainingProgram:
         self.losses: list[torch.Tensor] = []
 
     # ------------------------------------------------------------------------------------------------ construction
-
-    def _expert_sharding(self) -> ExpertSharding:
-        mesh = self.mesh
-        return ExpertSharding(
-            ep=mesh.size("ep"),
-            ep_rank=mesh.index("ep"),
-            ep_group=mesh.groups["ep"],
-            etp=mesh.size("etp"),
-            etp_rank=mesh.index("etp"),
-            etp_group=mesh.groups["etp"],
-            gathers=self.plan.dispatcher is Dispatcher.ALL_GATHER,
-            once=self.plan.dispatcher is Dispatcher.FLEX,
-        )
 
     def _build_stage(self, index: int, num_stages: int) -> Transformer:
         plan = self.plan
@@ -152,8 +151,7 @@ class TrainingProgram:
             apply_tensor_parallel(model, self.mesh.parameter_mesh["tp"], sequence_parallel=plan.sequence_parallel)
         if plan.recompute is Recompute.FULL:
             for name, layer in model.layers.items():
-                wrapped = checkpoint_wrapper(layer, CheckpointImpl.NO_REENTRANT, preserve_rng_state=False)
-                model.layers[name] = wrapped
+                model.layers[name] = checkpoint_wrapper(layer, CheckpointImpl.NO_REENTRANT, preserve_rng_state=False)
         return model
 
     def _lay_out_data(self) -> FlatData | ShardedData:
@@ -168,13 +166,8 @@ class TrainingProgram:
                 dtypes=self.dtypes,
                 optimizer=job.optimizer,
             )
-        return FlatData(
-            self.stages,
-            self.mesh,
-            shards=plan.zero is ZeroStage.OPTIMIZER,
-            dtypes=self.dtypes,
-            optimizer=job.optimizer,
-        )
+        shards = plan.zero is ZeroStage.OPTIMIZER
+        return FlatData(self.stages, self.mesh, shards=shards, dtypes=self.dtypes, optimizer=job.optimizer)
 
     def _materialise(self) -> None:
         """Allocate and fill the parameters, which are on the meta device until here. An audit overrides this with fake tensors."""
@@ -245,38 +238,37 @@ class TrainingProgram:
 
     def forward_backward(self) -> None:
         """Compute the reduced gradients of a step."""
+        plan, model = self.plan, self.stages[0]
         self.data.begin_step()
-        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches()
+        if self.schedule is not None:
+            self.losses = self._run_pipeline(self.schedule)
+        else:
+            losses = []
+            for index in range(plan.num_microbatches):
+                self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
+                rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
+                mtp_tokens = None if self.mtp_tokens is None else self.mtp_tokens[rows]
+                loss = self.loss(model(self.tokens[rows], mtp_tokens), self.targets[rows])
+                self.clock.mark("forward")
+                self.worker.beat(f"backward of microbatch {index}")
+                loss.backward()
+                losses.append(loss.detach())
+                del loss
+                self.clock.mark("backward")
+            self.losses = losses
         self.worker.beat("gradient sync")
         self.data.finish_gradients()
         self.clock.mark("gradient_sync")
 
-    def _run_microbatches(self) -> list[torch.Tensor]:
-        plan, model = self.plan, self.stages[0]
-        losses = []
-        for index in range(plan.num_microbatches):
-            self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
-            rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
-            mtp_tokens = None if self.mtp_tokens is None else self.mtp_tokens[rows]
-            loss = self.loss(model(self.tokens[rows], mtp_tokens), self.targets[rows])
-            self.clock.mark("forward")
-            self.worker.beat(f"backward of microbatch {index}")
-            loss.backward()
-            losses.append(loss.detach())
-            del loss
-            self.clock.mark("backward")
-        return losses
-
-    def _run_pipeline(self) -> list[torch.Tensor]:
-        assert self.schedule is not None
+    def _run_pipeline(self, schedule: Any) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
         arguments = (self.tokens,) if self.stages[0].has_embedding else ()
         keywords: dict[str, Any] = {"target": self.targets, "losses": losses} if self.has_head else {}
         if self.mtp_tokens is not None:
             keywords["mtp_tokens"] = self.mtp_tokens
-        if "return_outputs" in inspect.signature(self.schedule.step).parameters:
+        if "return_outputs" in inspect.signature(schedule.step).parameters:
             keywords["return_outputs"] = False
-        self.schedule.step(*arguments, **keywords)
+        schedule.step(*arguments, **keywords)
         self.clock.mark("pipeline")
         return [loss.detach() for loss in losses]
 

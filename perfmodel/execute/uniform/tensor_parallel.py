@@ -56,15 +56,10 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
             styles.append(("attention", gathered()))
         if mlp is not None and not mixes:
             styles.append(("mlp", gathered()))
-    if isinstance(mixer, LatentMixer):
-        styles += _latent_styles(mixer, residual)
-        styles.append(("attention.o_proj", row()))
-    elif isinstance(mixer, RecurrentMixer):
-        styles += _recurrent_styles(mixer)
-        styles.append(("attention.out_proj", row()))
-    elif mixer is not None:
-        styles += _attention_styles(config, mixer, f"{prefix}attention")
-        styles.append((f"{prefix}attention.o_proj", row()))
+    if mixer is not None:
+        styles += [(f"{prefix}attention{name}", style) for name, style in _mixer_styles(config, mixer, residual)]
+        output = "out_proj" if isinstance(mixer, RecurrentMixer) else "o_proj"
+        styles.append((f"{prefix}attention.{output}", row()))
     if mlp is None:
         return styles
     name = f"{prefix}mlp"
@@ -83,41 +78,35 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
     return styles
 
 
-def _attention_styles(config: TransformerConfig, attention: nn.Module, path: str) -> list[tuple[str, ParallelStyle]]:
+def _mixer_styles(config: TransformerConfig, mixer: nn.Module, residual: Shard | Replicate) -> list[tuple[str, ParallelStyle]]:
+    """Shard the heads of a mixer, without its output product."""
     styles: list[tuple[str, ParallelStyle]] = []
-    styles += [(f"{path}.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(attention, name)]
-    if config.attention_sinks:
-        styles.append((path, _Table(Shard(0))))
-    if config.qk_norm:
-        # Each rank normalises its own heads: the weight gradient is partial over tp, with or without sequence parallelism.
-        for name in ("q_norm", "k_norm"):
-            styles.append((f"{path}.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
-    return styles
-
-
-def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
-    """Shard everything by groups of heads, except a norm weight shared by all heads, whose gradient is partial."""
-    styles: list[tuple[str, ParallelStyle]] = [("attention", _Table(Shard(0)))]
-    for name, _ in mixer.named_children():
-        if name.startswith("in_proj"):
-            styles.append((f"attention.{name}", ColwiseParallel()))
-        elif name != "out_proj":
-            styles.append((f"attention.{name}", _Table(Replicate() if name == mixer.shared_norm else Shard(0))))
-    return styles
-
-
-def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tuple[str, ParallelStyle]]:
-    """Compute latents from local tokens with replicated weights, and all-gather them for the sharded up-projections of the heads."""
-    styles: list[tuple[str, ParallelStyle]] = []
-    for name, module in attention.named_children():
-        if name in ("q_proj", "q_b_proj", "kv_b_proj"):
-            # with an indexer, the query latents are all-gathered for it too
-            given = Replicate() if name != "kv_b_proj" and hasattr(attention, "index_q_proj") else residual
-            styles.append((f"attention.{name}", ColwiseParallel(input_layouts=given)))
-        elif residual.is_shard() and isinstance(module, ReplicatedLinear):
-            styles.append((f"attention.{name}", _Table(Replicate())))
-        elif residual.is_shard() and name.endswith("norm"):
-            styles.append((f"attention.{name}", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+    if isinstance(mixer, LatentMixer):
+        # latents are computed from local tokens with replicated weights, and all-gathered for the sharded up-projections of the heads
+        for name, module in mixer.named_children():
+            if name in ("q_proj", "q_b_proj", "kv_b_proj"):
+                # with an indexer, the query latents are all-gathered for it too
+                given = Replicate() if name != "kv_b_proj" and hasattr(mixer, "index_q_proj") else residual
+                styles.append((f".{name}", ColwiseParallel(input_layouts=given)))
+            elif residual.is_shard() and isinstance(module, ReplicatedLinear):
+                styles.append((f".{name}", _Table(Replicate())))
+            elif residual.is_shard() and name.endswith("norm"):
+                styles.append((f".{name}", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+    elif isinstance(mixer, RecurrentMixer):
+        # everything is sharded by groups of heads, except a norm weight shared by all heads, whose gradient is partial
+        styles.append(("", _Table(Shard(0))))
+        for name, _ in mixer.named_children():
+            if name.startswith("in_proj"):
+                styles.append((f".{name}", ColwiseParallel()))
+            elif name != "out_proj":
+                styles.append((f".{name}", _Table(Replicate() if name == mixer.shared_norm else Shard(0))))
+    else:
+        styles += [(f".{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(mixer, name)]
+        if config.attention_sinks:
+            styles.append(("", _Table(Shard(0))))
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            # Each rank normalises its own heads: the weight gradient is partial over tp, with or without sequence parallelism.
+            styles.append((f".{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
     return styles
 
 
