@@ -22,8 +22,7 @@ from perfmodel.hardware.schemas import ChipFile, ClusterFile, MixedClusterFile
 from perfmodel.hardware.technology import ChipSpec, Technology
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
-from perfmodel.parallel.schemas import PlanFile, RuleSetFile
-from perfmodel.parallel.serving.schemas import ServingPlanFile
+from perfmodel.parallel.schemas import PlanFile, RuleSetFile, ServingPlanFile
 from perfmodel.verbs.study import study_model
 
 _LONGEST_VALUE = 200

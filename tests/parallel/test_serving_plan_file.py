@@ -8,8 +8,7 @@ import yaml
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import given_words
-from perfmodel.parallel.plan_file import is_serving_plan, read_plan, read_serving_plan, write_plan
-from perfmodel.parallel.serving.plan_file import serving_plan_to_dict
+from perfmodel.parallel.plan_file import is_serving_plan, read_plan, read_serving_plan, serving_plan_to_dict, write_plan
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving.plan import with_plan
 

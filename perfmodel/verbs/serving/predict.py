@@ -51,8 +51,7 @@ def serve_plan(plan: ServingPlan | Name, *, asked: ServingRequest) -> ServingPre
 
 def held_request(plan: ServingPlan | Name) -> ServingRequest:
     """Return the request that reproduces a plan, or the plan of a file."""
-    from perfmodel.parallel.plan_file import read_serving_plan
-    from perfmodel.parallel.serving.plan_file import serving_plan_to_dict, serving_request_of
+    from perfmodel.parallel.plan_file import read_serving_plan, serving_plan_to_dict, serving_request_of
 
     check_name(plan, "plan", ServingPlan, "see `perfmodel serve --save`")
     return serving_request_of(serving_plan_to_dict(plan)) if isinstance(plan, ServingPlan) else read_serving_plan(plan)
