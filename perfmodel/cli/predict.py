@@ -131,6 +131,7 @@ def _one_blocks(
     from perfmodel.report.advice import fitting_blocks
     from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
     from perfmodel.report.training_run import run_facts
+    from perfmodel.verbs.exporting import runs_in
 
     prediction = answer.prediction
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
@@ -146,7 +147,8 @@ def _one_blocks(
     overrides = [given] if given else []
     overrides += [f"so that also {following}"] if following else []
     changed = [("" if number else "overrides", text) for number, text in enumerate(overrides)]
-    yield Facts(verdict_line(prediction), changed + headline(prediction, verbose=output.verbose) + lines)
+    facts = headline(prediction, verbose=output.verbose, runs_in=runs_in(answer.setting, prediction.plan))
+    yield Facts(verdict_line(prediction), changed + facts + lines)
     yield from map(run_facts, runs)
     yield parts_table(prediction)
     yield memory_table(prediction)

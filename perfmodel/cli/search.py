@@ -241,7 +241,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 
 
 #: Facts of the best plan printed without `--verbose`.
-_SHOWN = ("job", "layers", "plan", "framework", "based on")
+_SHOWN = ("job", "layers", "plan", "framework", "runs in", "based on")
 
 
 def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
@@ -257,12 +257,13 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None,
     )
     from perfmodel.report.training_run import run_facts
     from perfmodel.verbs.confidence import interval_in, need_intervals
+    from perfmodel.verbs.exporting import runs_in
     from perfmodel.verbs.training import run_in
 
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
         best = result.plans[0]
-        facts = headline(best, verbose=output.verbose)
+        facts = headline(best, verbose=output.verbose, runs_in=runs_in(setting, best.plan))
         if not output.verbose:
             facts = [fact for fact in facts if fact[0] in _SHOWN]
         if interval or need_intervals([setting]):

@@ -187,6 +187,7 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
 
 
 def _several(requests: list[ServingRequest], wanted: WantedWords, files: options.Files, output: Output) -> int:
+    from perfmodel.hardware.chip_cluster import short_name
     from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
     from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
     from perfmodel.verbs.serving.predict import limits_of
@@ -205,7 +206,7 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
 
     def blocks() -> Iterator[Block]:
         job = predicted[0].job
-        yield Text(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
+        yield Text(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {short_name(predicted[0].plan.engine)}")
         yield services_table([predicted_line(answer.asked, answer.prediction, limits) for answer in answers])
         for reason in dict.fromkeys(answer.reason for answer in answers if answer.reason):
             yield Text(f"not predicted: {reason}", apart=True)

@@ -229,10 +229,15 @@ def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) 
     return verdict if is_one_job(predictions) else f"{verdict}; the plans run different jobs"
 
 
-def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str, str]]:
+#: Text for a plan that no framework runs.
+_RUNS_NOWHERE = "no framework that plans are exported to; --profile NAME finds plans that NAME runs"
+
+
+def headline(prediction: Prediction, *, verbose: bool = False, runs_in: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return the key figures of a prediction as (name, value).
 
     verbose   add the axis order, other utilisation conventions and the basis of every part
+    runs_in   frameworks that run the plan; None: one was given
     """
     plan = prediction.plan
     framework = short_name(plan.profile)
@@ -245,6 +250,7 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         ("plan", plan_line(plan)),
         *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
         ("framework", framework),
+        *([("runs in", ", ".join(runs_in) or _RUNS_NOWHERE)] if runs_in is not None else []),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",

@@ -109,7 +109,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
     if not prediction.fits:
         total, usable = prediction.memory["total"], prediction.memory_usable
         return [
-            ("plan", f"{plan.label()}, {plan.engine}"),
+            ("plan", f"{plan.label()}, {short_name(plan.engine)}"),
             ("memory", f"{format_bytes(total)} of {format_bytes(usable)} usable on each chip"),
         ]
     user = prediction.tokens_per_second_per_user
@@ -122,7 +122,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         price = f"{prediction.price_per_hour:,.2f} USD an hour for a chip"
         cost = [("cost", f"{prediction.cost_per_million:,.2f} USD a million output tokens, at {price}")]
     lines = [
-        ("plan", f"{plan.label()}, {plan.engine}"),
+        ("plan", f"{plan.label()}, {short_name(plan.engine)}"),
         ("TTFT", _spread(prediction.ttft, prediction, "ttft")),
         ("TPOT", f"{_spread(prediction.tpot, prediction, 'tpot')}, {user:,.1f} tokens/s for a user"),
         ("latency", _spread(prediction.request_latency, prediction, "request_latency")),

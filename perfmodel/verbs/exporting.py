@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.configs.tables import table_named
-from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
+from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, frameworks_that_run, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
+from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request
@@ -26,13 +27,20 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
 from perfmodel.verbs.configs import start_from
-from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
+from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import hub_id_of
 
 #: Facts that may differ when a plan is read back: names, and facts that belong to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 _NAMES = ("model", "cluster", "profile", "settings", "calibration", "rules", "rule_set")
+
+
+def runs_in(setting: Setting, plan: Plan) -> tuple[str, ...] | None:
+    """Return the frameworks that run a plan for which none was given; None for other plans."""
+    if plan.framework.name != GENERIC or plan.assignment is not None or not isinstance(plan.job.model, TransformerConfig):
+        return None
+    return frameworks_that_run(plan, setting.cluster)
 
 
 def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str = TORCHRUN) -> ExportedPlan:

@@ -12,6 +12,7 @@ from perfmodel.planner.result import FittingChange, SearchResult
 from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import confidence_object, prediction_object
 from perfmodel.verbs.confidence import Confidence, confidence_in, interval_in, need_intervals
+from perfmodel.verbs.exporting import runs_in
 from perfmodel.verbs.requests import Answer
 from perfmodel.verbs.setting import Setting
 from perfmodel.verbs.training import AskedRun, run_in
@@ -43,6 +44,7 @@ def one_object(
 ) -> dict[str, Any]:
     """Return the object of one prediction. runs: the training run, none or one; confidences: its interval, none or one."""
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
+    content["runs_in"] = runs_in(answer.setting, prediction.plan)
     for run in runs:
         content["run"] = run.to_dict()
     for interval, named in confidences:
@@ -65,6 +67,8 @@ def searches_object(
     objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in results]
     for search_content, (setting, result) in zip(objects, results, strict=True):
         search_content |= setting.described()
+        for plan_content, prediction in zip(search_content["plans"], result.plans, strict=True):
+            plan_content["runs_in"] = runs_in(setting, prediction.plan)
         if run is not None and result.plans:
             search_content["run"] = run_in(setting, result.plans[0], run).to_dict()
         if interval or need_intervals([setting]):
