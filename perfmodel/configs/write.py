@@ -15,12 +15,11 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.configs.expressions import evaluate, filled
-from perfmodel.configs.tables import FactRule, FrameworkTable, WrittenFile, common_rules, load_tables, names_of, sentences
-from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.configs.tables import FactRule, FrameworkTable, WrittenFile, common_rules, names_of, sentences
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import format_bytes, format_step, format_time
-from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import SETTING_NAMES
@@ -116,20 +115,6 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     if model.experts is not None:
         facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
     return facts
-
-
-def frameworks_that_run(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Return the frameworks that run a plan of a model, by the names under which plans are exported."""
-    facts, names = facts_of_plan(plan, cluster), []
-    for name, table in load_tables().items():
-        if not table.outputs or table.serves or load_profile(table.profile).not_runnable_reason(plan):
-            continue
-        try:
-            names_of(table.framework, table.let, table.cannot, {**facts, "framework": table.framework, "profile": table.profile})
-        except InputError:
-            continue
-        names.append(name)
-    return tuple(names)
 
 
 def write_config(

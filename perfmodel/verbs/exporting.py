@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.tables import table_named
-from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, frameworks_that_run, launch_files, launcher_named, write_config
+from perfmodel.configs.tables import load_tables, names_of, table_named
+from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
-from perfmodel.frameworks.profile import GENERIC
+from perfmodel.frameworks.profile import GENERIC, load_profile
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request
@@ -37,10 +37,19 @@ _NAMES = ("model", "cluster", "profile", "settings", "calibration", "rules", "ru
 
 
 def runs_in(setting: Setting, plan: Plan) -> tuple[str, ...] | None:
-    """Return the frameworks that run a plan for which none was given; None for other plans."""
+    """Return the frameworks that run a plan for which none was given, by their names in `export`; None for other plans."""
     if plan.framework.name != GENERIC or plan.assignment is not None or not isinstance(plan.job.model, TransformerConfig):
         return None
-    return frameworks_that_run(plan, setting.cluster)
+    facts, names = facts_of_plan(plan, setting.cluster), []
+    for name, table in load_tables().items():
+        if not table.outputs or load_profile(table.profile).not_runnable_reason(plan):
+            continue
+        try:
+            names_of(table.framework, table.let, table.cannot, {**facts, "framework": table.framework, "profile": table.profile})
+        except InputError:
+            continue
+        names.append(name)
+    return tuple(names)
 
 
 def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str = TORCHRUN) -> ExportedPlan:
