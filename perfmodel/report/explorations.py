@@ -105,6 +105,7 @@ def sensitivities_object(sensitivities: Sensitivities) -> dict[str, Any]:
     return {
         **picked(sensitivities, "metric time"),
         "plan": _plan(sensitivities.prediction),
+        "fits": sensitivities.prediction.fits,
         "step": STEP,
         "elasticities": [picked(row, "name value elasticity smaller larger") for row in sensitivities.elasticities],
     }
@@ -126,7 +127,8 @@ def sensitivities_table(sensitivities: Sensitivities) -> Table:
     )
     larger, smaller = f"{1.0 + STEP:g}x", f"1/{1.0 + STEP:g}x"
     return Table(
-        title=f"{job_text(sensitivities.prediction)}; {_plan(sensitivities.prediction)}",
+        title=f"{job_text(sensitivities.prediction)}; {_plan(sensitivities.prediction)}"
+        + ("" if sensitivities.prediction.fits else ", which does not fit"),
         caption=f"{sensitivities.metric} {time_text(sensitivities.metric, sensitivities.time)}; "
         "elasticity: its relative change for that of the number",
         headers=("number", "value", "elasticity", larger, smaller, ""),
