@@ -14,7 +14,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.results import CollectiveCount, Measurement
+from perfmodel.parallel.results import CollectiveCount, Measurement, interquartile_range
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.rank_results import RankMeasurement
@@ -147,13 +147,6 @@ def merge(measurements: Sequence[Measurement]) -> Measurement:
         peak_memory=max(memory),
         busy_fraction=max(measurement.busy_fraction for measurement in measurements),
     )
-
-
-def interquartile_range(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return third - first
 
 
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:

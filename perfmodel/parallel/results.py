@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,13 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 
 MEASUREMENT_VERSION = 1
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return third - first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

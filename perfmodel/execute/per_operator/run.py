@@ -17,7 +17,7 @@ from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.refuse import check_runnable
-from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
+from perfmodel.execute.runner import num_devices, pick_device
 from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
@@ -27,6 +27,7 @@ from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.parameters import step_traffic
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.results import interquartile_range
 from perfmodel.workload.graph import Graph, TensorRole
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.results import CollectiveCount
+from perfmodel.parallel.results import CollectiveCount, interquartile_range
 from perfmodel.workload.config import TransformerConfig
 
 #: Outputs and inputs of the reference products, and their rows: they measure the current speed of the machine as decode (bound by memory)
@@ -84,7 +84,7 @@ class MeasuredStep:
     @cached_property
     def spread(self) -> float:
         """Interquartile range."""
-        return _quartiles_apart(self.times)
+        return interquartile_range(self.times)
 
     @cached_property
     def undisturbed(self) -> float:
@@ -93,14 +93,7 @@ class MeasuredStep:
 
     @cached_property
     def undisturbed_spread(self) -> float:
-        return _quartiles_apart(self.processor_times or self.times)
-
-
-def _quartiles_apart(times: Sequence[float]) -> float:
-    if len(times) < 2:
-        return 0.0
-    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
-    return third - first
+        return interquartile_range(self.processor_times or self.times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
