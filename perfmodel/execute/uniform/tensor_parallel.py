@@ -49,7 +49,7 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         norms = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
         styles += [(name, SequenceParallel(sequence_dim=SEQUENCE_DIM)) for name in norms if hasattr(layer, name)]
     if config.parallel_block:
-        styles.append(("branches", gathered(1 if config.shared_norm else 2)))
+        styles.append(("branches", gathered(1 if config.norms.shared_norm else 2)))
         styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
     else:
         if mixer is not None and not isinstance(mixer, LatentMixer):
@@ -86,9 +86,9 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
 def _attention_styles(config: TransformerConfig, attention: nn.Module, path: str) -> list[tuple[str, ParallelStyle]]:
     styles: list[tuple[str, ParallelStyle]] = []
     styles += [(f"{path}.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(attention, name)]
-    if config.attention_sinks:
+    if config.attention.attention_sinks:
         styles.append((path, _Table(Shard(0))))
-    if config.qk_norm:
+    if config.norms.qk_norm:
         # Each rank normalises its own heads: the weight gradient is partial over tp, with or without sequence parallelism.
         for name in ("q_norm", "k_norm"):
             styles.append((f"{path}.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
