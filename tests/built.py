@@ -5,8 +5,8 @@ from perfmodel.workload.models import list_models, load_model
 
 def _is_plain(name: str) -> bool:
     model = load_model(name)
-    parts = (model.experts, model.latent, model.mamba, model.delta, model.attention_sinks, model.attention_gate, model.attention_chunk)
-    return not any(parts)
+    parts = ("experts", "latent", "mamba", "delta", "attention_sinks", "attention_gate", "attention_chunk")
+    return not any(model.option(part) for part in parts)
 
 
 #: Of usual attention and a dense MLP alone.

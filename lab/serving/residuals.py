@@ -66,7 +66,7 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
 
 def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
     machine = estimators.estimator(row.run, load_engine(row.run.engine)).machine
-    return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.experts is not None)
+    return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.parts.experts is not None)
 
 
 def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: str) -> tuple[float, float, int] | None:

@@ -280,10 +280,10 @@ def models(
         else:
             rows = []
             for model in known:
-                active = format_count(model.num_active_parameters) if model.experts else "all"
+                active = format_count(model.num_active_parameters) if model.parts.experts else "all"
                 sizes = (str(model.num_hidden_layers), str(model.hidden_size), f"{model.num_attention_heads}/{model.num_key_value_heads}")
-                positions = str(model.max_position_embeddings)
-                rows.append((model.name, format_count(model.num_parameters), active, *sizes, positions, model.source))
+                positions = str(model.positions.max_position_embeddings)
+                rows.append((model.name, format_count(model.num_parameters), active, *sizes, positions, model.origin.source))
             yield from table_with_sources(
                 ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
                 rows,
@@ -296,7 +296,7 @@ def models(
 
 
 def _model_object(model: TransformerConfig) -> dict[str, Any]:
-    fields: dict[str, Any] = to_plain(model)
+    fields: dict[str, Any] = to_plain(model.values)
     counts = ("num_parameters", "num_active_parameters", "num_active_parameters_without_embedding", "num_mtp_parameters")
     return {"name": model.name, **{count: getattr(model, count) for count in counts}, **fields}
 

@@ -51,7 +51,7 @@ def peft_targets(model: object) -> list[str] | None:
     """Return the default target modules of PEFT; None for models without a default."""
     config = known_model(model)
     defaults = _table()["peft_defaults"].items()
-    return next((list(names) for architectures, names in defaults if config and config.architecture in architectures.split()), None)
+    return next((list(names) for architectures, names in defaults if config and config.origin.architecture in architectures.split()), None)
 
 
 def known_model(model: object) -> TransformerConfig | None:

@@ -19,7 +19,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.config import FIELDS, TransformerConfig
 from perfmodel.workload.layer_specs import Experts
 
 _MODEL, _EXPERTS = "model.", "experts."
@@ -96,7 +96,7 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     for _ in range(_PASSES):  # until no more facts follow
         before = len(facts)
         if facts.get("model") is not None and f"{_MODEL}num_hidden_layers" not in facts and (model := known_model(facts["model"])):
-            facts = {f"{_MODEL}{field.name}": getattr(model, field.name) for field in fields(model)} | facts
+            facts = {f"{_MODEL}{name}": value for name, value in model.values.items()} | facts
         _derive(facts, table.derive)
         if len(facts) == before:
             break
@@ -198,7 +198,7 @@ def _given(facts: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> 
 
 def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerConfig | None:
     """Return the model that the file describes by its sizes; None if some are missing."""
-    values = _given(facts, (field.name for field in fields(TransformerConfig)), _MODEL)
+    values = _given(facts, FIELDS, _MODEL)
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
     if experts := _given(facts, (field.name for field in fields(Experts)), _EXPERTS):

@@ -104,16 +104,16 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "chip": cluster.chip.name,
         "vendor": cluster.chip.vendor,
         "pools": len(cluster.pools),
-        "dense_layers": sum(kind.count for kind in model.kinds if kind.feed_forward == "dense"),
+        "dense_layers": sum(kind.count for kind in model.parts.kinds if kind.feed_forward == "dense"),
     }
     if facts["cp_form"] is None and plan.rule_set in ULYSSES_RULES:
         facts["cp_form"] = ULYSSES
     if not job.train.is_full:
         facts |= {"lora_rank": job.train.rank, "lora_modules": list(job.train.targets) or None, "base_format": job.train.base or None}
         facts["adapters"] = "dora" if job.train.decomposes else "lora"
-    facts |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
-    if model.experts is not None:
-        facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
+    facts |= {f"model.{name}": value for name, value in model.values.items()}
+    if model.parts.experts is not None:
+        facts |= {f"experts.{field.name}": getattr(model.parts.experts, field.name) for field in fields(model.parts.experts)}
     return facts
 
 

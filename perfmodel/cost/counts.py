@@ -151,7 +151,7 @@ def _routed_rows(plan: Plan, routing: RoutingCounts, rank: int) -> RankRows:
     mean, received = sum(map(sum, routing.rows)) / len(routing.rows), sum(routing.received(rank))
     # a rank that receives no tokens must not make dims of size 0 elsewhere
     rows = RankRows(computed=received / mean or _NEXT_TO_NOTHING)
-    experts = plan.job.transformer.experts
+    experts = plan.job.transformer.parts.experts
     if plan.dispatcher is not Dispatcher.FLEX or plan.ep == 1 or experts is None:
         return rows
     travel = routing.tokens_to_ranks(experts.top_k)

@@ -78,7 +78,7 @@ def shrink_experts(experts: Experts, *, ep: int, tp: int, hidden: float) -> Expe
 
 def shrink_states(model: TransformerConfig, *, tp: int, hidden: float) -> tuple[Mamba | None, DeltaNet | None]:
     """Return fewer heads of the same sizes, in the number of groups of attention's key-value heads; `hidden` as in `shrink_experts`."""
-    mamba, delta = model.mamba, model.delta
+    mamba, delta = model.parts.mamba, model.parts.delta
     if mamba is not None:
         groups = _round_up(min(mamba.num_groups, KEY_VALUE_HEADS), tp)
         mamba = replace(mamba, num_groups=groups, num_heads=_round_up(hidden * mamba.num_heads, groups))
@@ -107,14 +107,13 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
     groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
     hidden = heads * depth
-    experts, latent = model.experts, model.latent
+    experts, latent = model.parts.experts, model.parts.latent
     if experts is not None:
         experts = shrink_experts(experts, ep=ep, tp=tp, hidden=hidden / model.hidden_size)
     mamba, delta = shrink_states(model, tp=tp, hidden=hidden / model.hidden_size)
     if latent is not None:
         latent = replace(latent, index_top=min(latent.index_top, CHOSEN_KEYS))
-    return replace(
-        model.with_layers(num_layers),
+    return model.with_layers(num_layers).having(
         name=f"{model.name}-shrunk",
         experts=experts,
         latent=latent,
@@ -126,7 +125,7 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
         head_dim=depth,
         intermediate_size=_round_up(hidden * model.intermediate_size / model.hidden_size, 8 * tp),
         vocab_size=min(model.vocab_size, VOCAB),
-        max_position_embeddings=min(model.max_position_embeddings, 8 * SEQUENCE),
+        max_position_embeddings=min(model.positions.max_position_embeddings, 8 * SEQUENCE),
     )
 
 
@@ -137,7 +136,8 @@ def runnable_model(model: TransformerConfig) -> TransformerConfig:
     layers = min(SERVED_LAYERS, model.num_hidden_layers)
     while True:
         small = shrink_model(model, tp=1, num_layers=layers, head_dim=SERVED_HEAD_DIM)
-        small = replace(small, vocab_size=min(model.vocab_size, SERVED_VOCAB), max_position_embeddings=model.max_position_embeddings)
+        positions = model.positions.max_position_embeddings
+        small = small.having(vocab_size=min(model.vocab_size, SERVED_VOCAB), max_position_embeddings=positions)
         if small.num_parameters <= CHECKED_PARAMETERS or layers <= 2:
             return small
         layers //= 2
@@ -170,7 +170,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         microbatches = max(microbatches // pp, 1) * pp
     data = degrees["dp_replicate"] * degrees["dp_shard"]
     job = TrainingJob(
-        model=replace(model, max_position_embeddings=max(model.max_position_embeddings, length)),
+        model=model.having(max_position_embeddings=max(model.positions.max_position_embeddings, length)),
         global_batch=data * micro_batch * microbatches,
         seq_len=length,
         precision=Precision.BF16_MIXED if plan.job.precision is Precision.FP16_MIXED else plan.job.precision,

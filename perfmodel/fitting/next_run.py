@@ -80,7 +80,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Mapping[str, int | str]]]:
         if plan.recompute != recompute:
             yield f"recompute {recompute} in place of {plan.recompute}", {"recompute": recompute}
     for seq_len in (plan.job.seq_len * 2, plan.job.seq_len // 2):
-        if seq_len <= plan.job.transformer.max_position_embeddings:
+        if seq_len <= plan.job.transformer.positions.max_position_embeddings:
             yield f"sequences of {seq_len} in place of {plan.job.seq_len}", {"seq_len": seq_len}
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.grouped import Grouped, group_of, in_groups
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
-from perfmodel.frameworks.grouped import Grouped, group_of, in_groups
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")

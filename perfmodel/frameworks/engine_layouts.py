@@ -31,16 +31,16 @@ class LayoutFault(NamedTuple):
 def cache_copies(model: TransformerConfig, tp: object) -> Any:
     """Return the chips of tensor parallelism with the same part of the cache: tp / gcd(tp, key-value heads), tp for a latent. [-]"""
     tp = np.asarray(tp, dtype=np.int64)
-    return tp if model.latent is not None else tp // np.gcd(tp, model.num_key_value_heads)
+    return tp if model.parts.latent is not None else tp // np.gcd(tp, model.num_key_value_heads)
 
 
 def why_no_context(model: TransformerConfig) -> str:
     """Return why the cached tokens of the model cannot be cut; empty if they can."""
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose states have no tokens"
-    if model.sliding_layer_fraction and (model.sliding_window or model.attention_chunk):
+    if model.sliding_layer_fraction and model.attention.window:
         return f"{model.name} has layers that keep a window of their tokens, which engines do not cut"
-    if model.latent is not None and model.latent.index_heads:
+    if model.parts.latent is not None and model.parts.latent.index_heads:
         return f"{model.name} attends to tokens that it chooses, which engines do not cut"
     return ""
 
@@ -49,7 +49,7 @@ def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attenti
     """Return why chips do not share the tokens of the model's prompts under an engine; empty if they can."""
     if engine.runs.prefill_context == "none":
         return f"{engine.name} {engine.version} has no prefill context parallelism"
-    if engine.runs.prefill_context == "latent" and model.latent is None:
+    if engine.runs.prefill_context == "latent" and model.parts.latent is None:
         return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose tokens follow one another"
@@ -66,7 +66,7 @@ def layout_faults(
     if heads % tp:
         rule = f"must divide the {heads} attention heads of {model.name}"
         yield LayoutFault("tp", rule, f"use {_divisors(heads)}", "tp does not divide the attention heads")
-    if model.latent is None and kv_heads % tp and tp % kv_heads:
+    if model.parts.latent is None and kv_heads % tp and tp % kv_heads:
         rule = f"and the {kv_heads} key-value heads of {model.name} do not divide each other, which {name} requires"
         yield LayoutFault("tp", rule, f"use {_divisors(kv_heads)}", "tp and the key-value heads do not divide each other", True)
     if dcp > 1:
@@ -76,7 +76,7 @@ def layout_faults(
     if pp > model.num_hidden_layers:
         rule = f"must be at most the {model.num_hidden_layers} layers of {model.name}"
         yield LayoutFault("pp", rule, "use fewer stages", "more stages than layers")
-    experts, chips = model.experts, tp * pcp * attention_dp
+    experts, chips = model.parts.experts, tp * pcp * attention_dp
     if experts is None:
         if ep > 1:
             yield LayoutFault("ep", f"{model.name} has no experts", "use ep=1", "ep without experts")

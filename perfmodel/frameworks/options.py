@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.frameworks.grouped import group_of
+from perfmodel.foundation.grouped import group_of
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.context_forms import read_context_form
 from perfmodel.parallel.loss_forms import LOSS_FORMS, WHOLE_LOSS

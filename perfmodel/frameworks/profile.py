@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
+from perfmodel.foundation.grouped import Grouped, in_groups
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
-from perfmodel.frameworks.grouped import Grouped, in_groups
 from perfmodel.frameworks.options import (
     GROUP_OF,
     GROUPS,

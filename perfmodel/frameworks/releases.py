@@ -164,7 +164,7 @@ def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
 
 def _stated_recipe(profile: ExecutionProfile, job: TrainingJob, chip: str) -> tuple[Releases, ReleaseRecipe] | None:
     model = job.model
-    if not profile.release or not isinstance(model, TransformerConfig) or model.experts is None:
+    if not profile.release or not isinstance(model, TransformerConfig) or model.parts.experts is None:
         return None
     framework = framework_named(profile.name)
     releases = load_releases(framework)

@@ -30,11 +30,11 @@ def _rules_for_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[s
 
 #: Dims that only some models have.
 _OF_SOME_MODELS: tuple[tuple[tuple[str, ...], Callable[[TransformerConfig], bool]], ...] = (
-    (("positions",), lambda model: model.position == "learned"),
-    (("state_groups", "s_scan", "scan_groups"), lambda model: model.mamba is not None or model.delta is not None),
+    (("positions",), lambda model: model.positions.position == "learned"),
+    (("state_groups", "s_scan", "scan_groups"), lambda model: model.parts.mamba is not None or model.parts.delta is not None),
     (
         ("experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn"),
-        lambda model: model.experts is not None,
+        lambda model: model.parts.experts is not None,
     ),
 )
 

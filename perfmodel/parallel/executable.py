@@ -52,7 +52,7 @@ def not_executable_reason(plan: Plan) -> str:
     if not plan.job.optimizer.is_plain:
         return f"optimizer={plan.job.optimizer}: the executor has torch's own; use sgd, momentum, adam or adamw"
     reason = not_modules_reason(plan)
-    if not reason or plan.has_experts or (network.latent is not None and network.latent.index_heads):
+    if not reason or plan.has_experts or (network.parts.latent is not None and network.parts.latent.index_heads):
         return reason  # the interpreter has no experts and no indexer
     from perfmodel.parallel.per_operator.by_rules import interpreter_reason
 
@@ -65,7 +65,8 @@ def not_executable_reason(plan: Plan) -> str:
 def not_modules_reason(plan: Plan) -> str:
     """Return why torch's own modules cannot be sharded as the plan does; "" if they can. Audits count the program of these modules."""
     model, layout = plan.job.transformer, plan.layout
-    if model.attention_chunk:
+    norms, has_sinks = model.norms, model.attention.attention_sinks
+    if model.attention.attention_chunk:
         return (
             f"model={model.name}: has attention in chunks, which torch's own modules here do not have; predict it, or use a model without"
         )
@@ -86,15 +87,15 @@ def not_modules_reason(plan: Plan) -> str:
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
     if reason := _mixers_reason(plan):
         return reason
-    if model.attention_sinks and plan.attention is not AttentionKernel.FLASH:
+    if has_sinks and plan.attention is not AttentionKernel.FLASH:
         return f"attention={plan.attention}: torch's own modules have attention with sinks as one kernel; use attention=flash"
-    if model.attention_sinks and plan.rules.exchanges_heads and layout.cp > 1:
+    if has_sinks and plan.rules.exchanges_heads and layout.cp > 1:
         return f"rules={plan.rule_set}: torch's own modules do not deal sinks of attention over cp; use rules=megatron-sp"
-    if model.qk_norm and model.qk_norm_scope == "own":
+    if norms.qk_norm and norms.qk_norm_scope == "own":
         return "qk_norm_scope=own: the executor has no norm with a weight for each head; use another model"
-    if model.qk_norm and model.qk_norm_scope == "bare":
+    if norms.qk_norm and norms.qk_norm_scope == "bare":
         return "qk_norm_scope=bare: the executor has no norm without a weight; use another model"
-    if model.qk_norm and model.qk_norm_scope == "all" and layout.tp > 1:
+    if norms.qk_norm and norms.qk_norm_scope == "all" and layout.tp > 1:
         return f"tp={layout.tp}: a norm over all heads of {model.name} is not cut by the executor; use tp=1"
     if plan.recompute is Recompute.SELECTIVE and tuple(plan.recompute_operators) != DEFAULT_RECOMPUTE_OPERATORS:
         return (
@@ -123,7 +124,7 @@ def not_modules_reason(plan: Plan) -> str:
 
 def _mixers_reason(plan: Plan) -> str:
     """Return why torch's own modules cannot have latent attention or recurrent mixers as the plan does."""
-    model, cp, latent = plan.job.transformer, plan.layout.cp, plan.job.transformer.latent
+    model, cp, latent = plan.job.transformer, plan.layout.cp, plan.job.transformer.parts.latent
     if latent is not None:
         if latent.index_heads and cp > 1:
             return f"cp={cp}: the executor's sparse indexer of {model.name} has whole sequences; use cp=1"
@@ -143,7 +144,7 @@ def _mixers_reason(plan: Plan) -> str:
 def _experts_reason(plan: Plan) -> str:
     """Return why the executor's mixture of experts differs from the plan's."""
     model, tp = plan.job.transformer, plan.layout.tp
-    experts = model.experts
+    experts = model.parts.experts
     assert experts is not None
     if reason := _one_hop_reason(plan):
         return reason
@@ -192,7 +193,7 @@ def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCo
     None: each expert gets equally many tokens of each rank, and a token is sent once for each of its experts. Raises InputError where the
     model has no experts, or counts do not match the ranks.
     """
-    experts = plan.job.transformer.experts
+    experts = plan.job.transformer.parts.experts
     if experts is None:
         if given is not None:
             raise InputError(f"routing: {plan.job.transformer.name} has no experts to send tokens to; leave it out")

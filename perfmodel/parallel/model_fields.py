@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.config import FIELDS, TransformerConfig
 from perfmodel.workload.layer_specs import PARTS, part_from_plain, part_to_plain
 from perfmodel.workload.network_model import NetworkModel
 
@@ -16,7 +16,7 @@ from perfmodel.workload.network_model import NetworkModel
 def model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
     """Return all fields of a model as plain values."""
     if isinstance(model, TransformerConfig):
-        values = {field.name: getattr(model, field.name) for field in fields(model)}
+        values = model.values
         parts = {name: values.pop(name) for name in (*PARTS, "kinds")}
         return values | {name: part_to_plain(part) for name, part in parts.items() if part}
     sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
@@ -32,7 +32,7 @@ def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
     if not isinstance(value, Mapping):
         raise bad_field(field, shown(value), "must be a model's name or its fields", "see `perfmodel models`")
     is_network = "network" in value
-    known = ("network", "sizes", "inputs") if is_network else tuple(field_of_model.name for field_of_model in fields(TransformerConfig))
+    known = ("network", "sizes", "inputs") if is_network else tuple(FIELDS)
     faults = [
         f"unknown field {shown(name)}{suggest(one_line(name), known)}; remove it or correct it" for name in value if name not in known
     ]
@@ -56,11 +56,11 @@ def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
                 faults.append(str(error))
         elif not isinstance(entry, (str, int, float, bool)):
             faults.append(f"{one_line(name)}={shown(entry)}: must be a single value; correct it")
-    for field_of_model in fields(TransformerConfig):
-        if field_of_model.name not in value and field_of_model.default is MISSING and field_of_model.default_factory is MISSING:
-            faults.append(f"{field_of_model.name}: is missing; give every field of the model, or its name")
+    for name, field_of_model in FIELDS.items():
+        if name not in value and field_of_model.default is MISSING:
+            faults.append(f"{name}: is missing; give every field of the model, or its name")
     _refuse(faults, field)
-    return TransformerConfig(**values)
+    return TransformerConfig.of(**values)
 
 
 def _refuse(faults: list[str], field: str) -> None:

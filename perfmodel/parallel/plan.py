@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def has_experts(self) -> bool:
-        return isinstance(self.job.model, TransformerConfig) and self.job.model.experts is not None
+        return isinstance(self.job.model, TransformerConfig) and self.job.model.parts.experts is not None
 
     @property
     def num_microbatches(self) -> int:
@@ -294,9 +294,9 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
     if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
         raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
-    if job.seq_len > model.max_position_embeddings and model.position == "learned":
+    if job.seq_len > model.positions.max_position_embeddings and model.positions.position == "learned":
         raise InputError(
-            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.max_position_embeddings} tokens only; "
+            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.positions.max_position_embeddings} tokens only; "
             "use a shorter sequence"
         )
 
@@ -411,7 +411,7 @@ def _check_degrees(plan: Plan) -> None:
 
 def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
     """Refuse knobs of experts other than their defaults for a model without experts."""
-    if isinstance(job.model, TransformerConfig) and job.model.experts is None:
+    if isinstance(job.model, TransformerConfig) and job.model.parts.experts is None:
         for name in EXPERT_KNOBS:
             if knobs.get(name) not in (None, 1, Dispatcher.ALL_TO_ALL):
                 raise bad_field(name, knobs[name], f"{job.model.name} has no experts", f"leave out {name}")
@@ -419,7 +419,7 @@ def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
 
 def _check_experts(plan: Plan) -> None:
     """Check that experts are sharded evenly, and that their mesh folds over that of attention."""
-    layout, experts = plan.layout, plan.job.transformer.experts
+    layout, experts = plan.layout, plan.job.transformer.parts.experts
     if experts is None:
         check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
         return
@@ -513,7 +513,7 @@ def make_plan(
     else:
         stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
     if chosen.get("etp") is None:
-        chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.experts is not None else 1
+        chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.parts.experts is not None else 1
     return Plan(
         job=job,
         cluster=cluster,

@@ -36,18 +36,18 @@ def read_modules(value: object, name: str) -> tuple[str, ...]:
 def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
     """Return a requested module that no layer of the model has; "" if there is none."""
     has = {
-        "mla_up_proj": model.latent is not None,
+        "mla_up_proj": model.parts.latent is not None,
         "mlp": any(kind.feed_forward == "dense" for kind in model.layer_kinds),
-        **dict.fromkeys(("moe_act", "moe"), model.experts is not None),
+        **dict.fromkeys(("moe_act", "moe"), model.parts.experts is not None),
     }
     return next((name for name, is_present in has.items() if not is_present and set(MODULES[name]) <= set(operators)), "")
 
 
 def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
     """Return the modules that a search tries, of models with experts or latents: cheap to recompute and large to save."""
-    if model.experts is None and model.latent is None:
+    if model.parts.experts is None and model.parts.latent is None:
         return ()
-    names = ["layernorm"] + ["mla_up_proj"] * (model.latent is not None) + ["moe_act"] * (model.experts is not None)
+    names = ["layernorm"] + ["mla_up_proj"] * (model.parts.latent is not None) + ["moe_act"] * (model.parts.experts is not None)
     return (tuple(names),)
 
 

@@ -225,7 +225,7 @@ def single_turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     for axis in ("tp", "pp", "cp"):
         value = layout.degree(axis)
         turns += [{axis: v} for v in (value * 2, value // 2) if v >= 1 and v != value]
-    if plan.job.transformer.experts is not None:
+    if plan.job.transformer.parts.experts is not None:
         turns += [{"ep": v} for v in (plan.ep * 2, plan.ep // 2) if v >= 1]
         turns += [{"dispatcher": str(d)} for d in USUAL_DISPATCHERS if d is not plan.dispatcher and plan.ep > 1]
     turns += [{"micro_batch": v} for v in (plan.micro_batch * 2, plan.micro_batch // 2) if v >= 1]

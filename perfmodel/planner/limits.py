@@ -272,9 +272,9 @@ def longest_sequence(prober: Prober) -> Limit:
         return Question(seq_len=units * unit, global_batch=batch, knobs={"micro_batch": micro})
 
     model = prober.estimator(prober.seq_len, prober.chips, batch).job.transformer
-    positions = model.max_position_embeddings
+    positions = model.positions.max_position_embeddings
     at_positions = prober.probe(Question(seq_len=positions, global_batch=batch, knobs={"micro_batch": micro}))
-    if at_positions.fastest and model.position == "learned":
+    if at_positions.fastest and model.positions.position == "learned":
         reason = f"the model has learned {positions:,}"
         return Limit(name="seq_len", value=positions, limited_by="positions", reason=reason, prediction=prober.fastest(at_positions))
     end = _LONGEST_SEQUENCE if at_positions.fastest else positions

@@ -31,6 +31,7 @@ from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Mark, Markup, Part, 
 from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
+from perfmodel.workload.config import TransformerConfig
 
 #: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
@@ -273,8 +274,9 @@ def sources_table(
     peak           rate [FLOP/s] and its dtype; of several kinds of chips the mean
     runs           row of the framework or engine: (record, name, source)
     """
-    size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
-    rows = [("model", f"{model.name}{size}", getattr(model, "source", ""))]
+    is_config = isinstance(model, TransformerConfig)
+    size = f", {format_count(model.num_parameters)} parameters" if is_config else ""
+    rows = [("model", f"{model.name}{size}", model.origin.source if is_config else "")]
     for pool, calibration in zip(cluster.pools or (cluster,), calibrations, strict=True):
         chip, number = pool.chip, f"{pool.num_chips} of " if cluster.pools else ""
         flop_rate = chip.peak_flop_rate.get(Dtype(peak[1]), 0.0) if cluster.pools else peak[0]

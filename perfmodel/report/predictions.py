@@ -121,14 +121,14 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 
 def workload_line(plan: Plan) -> str:
     job, model = plan.job, plan.job.model
-    without = f", without {model.left_out}" if isinstance(model, TransformerConfig) and model.left_out else ""
+    without = f", without {model.origin.left_out}" if isinstance(model, TransformerConfig) and model.origin.left_out else ""
     return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}{trained_text(job)}{routed_text(job)}"
 
 
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
     """Return the name of a model, with its size if it has a configuration."""
     if isinstance(model, TransformerConfig):
-        active = f", {format_count(model.num_active_parameters)} active" if model.experts else ""
+        active = f", {format_count(model.num_active_parameters)} active" if model.parts.experts else ""
         return f"{model.name} ({format_count(model.num_parameters)} parameters{active}{without})"
     return model.name
 

@@ -124,8 +124,8 @@ def scale_of(num_chips: float) -> str:
 def shape_of(model: TransformerConfig) -> str:
     """Return a model's architecture and sizes: two names for one shape are one model."""
     return (
-        f"{model.architecture} {model.num_hidden_layers}x{model.hidden_size} {model.num_attention_heads}/{model.num_key_value_heads} "
-        f"{model.intermediate_size}"
+        f"{model.origin.architecture} {model.num_hidden_layers}x{model.hidden_size} "
+        f"{model.num_attention_heads}/{model.num_key_value_heads} {model.intermediate_size}"
     )
 
 

@@ -116,7 +116,7 @@ def plan_of_case(
     model = with_framework_defaults(config, model, framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
     experts, recipe = None, None
-    if model.experts is not None:
+    if model.parts.experts is not None:
         assumed += assumed_layers(inputs["model"], model)
         recipe = recipe_of_case(inputs, framework, model)
         experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)

@@ -42,7 +42,7 @@ class ExpertKnobs:
 def has_experts(model: object) -> bool:
     """Return whether the model that a run states has experts."""
     if isinstance(model, TransformerConfig):
-        return model.experts is not None
+        return model.parts.experts is not None
     number = model.get("num_experts") if isinstance(model, Mapping) else None
     return isinstance(number, int) and not isinstance(number, bool) and number > 1
 
@@ -77,12 +77,12 @@ def with_framework_defaults(
     """
     if not framework.trains_mtp and isinstance(model, Mapping) and stated_layers(model, MTP) is None:
         config = replace(config, num_mtp_layers=0)
-    experts = config.experts
+    experts = config.parts.experts
     if experts is None or not framework.experts.forces_neighbours or settings.get("balanced_routing") != "forced":
         return config
     if experts.num_experts % experts.top_k:
         return config
-    return replace(config, experts=replace(experts, num_groups=experts.num_experts // experts.top_k, top_groups=1))
+    return config.having(experts=replace(experts, num_groups=experts.num_experts // experts.top_k, top_groups=1))
 
 
 def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mapping[str, str]) -> TransformerConfig:
@@ -98,17 +98,16 @@ def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mappi
         num_experts=count,
         top_k=top_k,
         width=_flag(flags, "moe-ffn-hidden-size", base.intermediate_size),
-        gated=base.gated_mlp,
-        bias=base.mlp_bias,
+        gated=base.mlp.gated_mlp,
+        bias=base.biases.mlp_bias,
         shared_width=_flag(flags, "moe-shared-expert-intermediate-size", 0),
         score="sigmoid" if flags.get("moe-router-score-function") == "sigmoid" else "softmax",
     )
-    config = replace(base, experts=experts, num_mtp_layers=_flag(flags, "mtp-num-layers", 0))
+    config = base.having(experts=experts, num_mtp_layers=_flag(flags, "mtp-num-layers", 0))
     latent = flags.get("multi-latent-attention") == "True"
     if latent:
         sizes = {name: _flag(flags, name, default) for name, default in _MEGATRON_LATENT.items()}
-        config = replace(
-            config,
+        config = config.having(
             latent=LatentAttention(
                 query_rank=_flag(flags, "q-lora-rank", 0),
                 key_value_rank=sizes["kv-lora-rank"],
@@ -121,8 +120,7 @@ def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mappi
     if all(order):
         return config
     feed_forwards: dict[bool, FeedForward] = {True: "experts", False: "dense"}
-    return replace(
-        config,
+    return config.having(
         kinds=kinds_of_layers([("latent" if latent else "attention", feed_forwards[has_experts_here]) for has_experts_here in order]),
     )
 
@@ -190,7 +188,7 @@ _RELEASE = re.compile(r"(?<![\d.])\d{2}\.\d{2}(?:\.\d{1,2})?(?![\d.])", re.ASCII
 
 def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: TransformerConfig) -> ReleaseRecipe | None:
     """Return the recipe of the release in the framework's name (`Megatron-Bridge / 26.02 NeMo Container`); None for an unknown one."""
-    releases = load_releases(framework.profile) if framework.experts.has_recipes and model.experts is not None else None
+    releases = load_releases(framework.profile) if framework.experts.has_recipes and model.parts.experts is not None else None
     stated = _RELEASE.search(str(inputs.get("framework"))[:200])
     if releases is None or stated is None:
         return None

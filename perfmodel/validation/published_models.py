@@ -49,7 +49,7 @@ def config_from_case(
         raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
     if has_experts(model) and not megatron_flags(settings):
         known = shipped_model(model)
-        if known is not None and known.experts is not None:
+        if known is not None and known.parts.experts is not None:
             return known
 
     if not any(model.get(size) is not None for size in _SIZES) and (known := shipped_model(model)) is not None:
@@ -73,7 +73,7 @@ def config_from_case(
     if tied is None:
         tied = not gated
         assumed.append("tie_word_embeddings")
-    config = TransformerConfig(
+    config = TransformerConfig.of(
         name=name,
         num_hidden_layers=stated_count(model, "num_hidden_layers", within="model.", name=name),
         hidden_size=hidden,

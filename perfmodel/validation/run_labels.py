@@ -164,7 +164,8 @@ def _peak_share(planned: PlannedCase, measured: float) -> float:
     job, chip = planned.plan.job, cluster_of_run(planned.hardware).chip
     model = job.transformer
     looked_up = model.hidden_size * (
-        model.vocab_size * (not model.tie_word_embeddings) + model.max_position_embeddings * (model.position == "learned")
+        model.vocab_size * (not model.tie_word_embeddings)
+        + model.positions.max_position_embeddings * (model.positions.position == "learned")
     )
     flops = 6.0 * (model.num_parameters - looked_up) * job.global_batch * job.seq_len
     return flops / (planned.plan.num_chips * chip.flop_rate(planned.matmul_dtype) * measured)

@@ -15,7 +15,7 @@ from perfmodel.workload.truncation import truncated
 #: Sizes that must be equal in a run and in the shipped model of its name: fields of both.
 _SHARED_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 #: Sizes that must be equal in a run and in a shipped model of any name.
-_SAME_SIZES = (*_SHARED_SIZES, "num_hidden_layers", "vocab_size", "gated_mlp")
+_SAME_SIZES = (*_SHARED_SIZES, "num_hidden_layers", "vocab_size")
 
 
 @cache
@@ -33,7 +33,7 @@ def shipped_model(model: Mapping[str, Any]) -> TransformerConfig | None:
     if not shipped:
         return None
     config = shipped_configs()[shipped]
-    experts, layers = config.experts, model.get("num_hidden_layers")
+    experts, layers = config.parts.experts, model.get("num_hidden_layers")
     stated = (model.get("num_experts"), model.get("num_experts_per_tok"))
     if stated != (None, None) and stated != ((None, None) if experts is None else (experts.num_experts, experts.top_k)):
         return None
@@ -68,10 +68,10 @@ def shipped_equivalent(config: TransformerConfig) -> TransformerConfig:
 
 def _parts(model: TransformerConfig) -> tuple[object, ...]:
     """Return the latent attention of a model (else its head width), its MLP or experts, and the kinds of its layers in any order."""
-    experts = model.experts
+    experts = model.parts.experts
     width = model.intermediate_size if experts is None else (experts.num_experts, experts.top_k, experts.width, experts.shared_width)
     kinds = sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds)
-    return (model.head_dim if model.latent is None else model.latent, width, kinds)
+    return (model.head_dim if model.parts.latent is None else model.parts.latent, width, model.mlp.gated_mlp, kinds)
 
 
 def _plain(name: object) -> str:

@@ -78,11 +78,7 @@ def axes_of(system: System) -> dict[str, AxisField]:
         kind = quantity_of(path[-1]) if isinstance(value, float) else ""
         axes["technology." + ".".join(short)] = AxisField(get=attrgetter(".".join(("spec", *path))), put=_put_spec(path), kind=kind)
     axes |= hardware_axes(system)
-    axes |= {
-        f"model.{model_field.name}": AxisField(get=attrgetter(f"model.{model_field.name}"), put=_writer("model", model_field.name))
-        for model_field in fields(TransformerConfig)
-        if isinstance(getattr(system.model, model_field.name), (int, float, str))
-    }
+    axes |= {f"model.{name}": _model_axis(name) for name, value in system.model.values.items() if isinstance(value, (int, float, str))}
     words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
     for name in words:
         if name not in _NO_AXIS and name not in knobs:
@@ -195,6 +191,10 @@ def _value(text: str, field: AxisField, present: object, name: str) -> Any:
 def _writer(*path: str) -> Callable[[Any, Any], Any]:
     """Return the setter of a field of a record, or of records in it."""
     return lambda record, value: _replaced(record, path, value)
+
+
+def _model_axis(name: str) -> AxisField:
+    return AxisField(get=lambda at: at.model.values[name], put=lambda at, value: replace(at, model=at.model.having(**{name: value})))
 
 
 def _with_model(at: System, name: object) -> System:

@@ -98,7 +98,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
             request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
         setting = setting_of_request(request)
         knobs = setup.knobs  # those of experts apply only with experts, and none of an axis of degree 1 does
-        idle = [] if setting.job.transformer.experts is not None else ["ep", "etp", "dispatcher"]
+        idle = [] if setting.job.transformer.parts.experts is not None else ["ep", "etp", "dispatcher"]
         idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
         idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
         plan = plan_in(setting, Knobs(**{name: value for name, value in knobs.items() if name not in idle}))
@@ -148,7 +148,7 @@ def served_from(path: Name, asked: ServingRequest, *, is_searched: bool = False)
     if not setup.table.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.table.framework} training configuration; give it to `perfmodel predict`")
     words = dict(setup.request)
-    if words.get("model") is not None and asked.model is None and load_model(words["model"]).experts is None:
+    if words.get("model") is not None and asked.model is None and load_model(words["model"]).parts.experts is None:
         words.pop("ep", None)
     return replace(asked, **{name: value for name, value in words.items() if getattr(asked, name) is None}), setup
 

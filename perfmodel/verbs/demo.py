@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,7 @@ TIE = 0.15
 
 def demo_model() -> TransformerConfig:
     """Return GPT-2's architecture at the size of nanoGPT's character model (6 layers, 384 wide, 6 heads), with 4096 tokens."""
-    return replace(
-        load_model("gpt2"),
+    return load_model("gpt2").having(
         name="gpt2-small-demo",
         num_hidden_layers=6,
         hidden_size=384,

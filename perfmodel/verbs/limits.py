@@ -101,8 +101,9 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         optimizer=asked.optimizer or Optimizer.ADAMW,
         train=asked.train or FULL_TRAINING,
     )
-    if job.transformer.position == "learned" and job.seq_len > job.transformer.max_position_embeddings:
-        rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
+    positions = job.transformer.positions
+    if positions.position == "learned" and job.seq_len > positions.max_position_embeddings:
+        rule = f"{job.model.name} has learned positions for {positions.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
     if not needs_chips(asked.cluster) and (stated := find_cluster(asked.cluster, None)[1]).pools:

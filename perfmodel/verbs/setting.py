@@ -324,8 +324,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     job = prediction.plan.job
     model = job.model if isinstance(job.model, TransformerConfig) else None
     warnings = [*prediction.warnings, *setting.notes]
-    if model is not None and job.seq_len > model.max_position_embeddings:
-        positions = f"is beyond the {model.max_position_embeddings} positions of {model.name} (max_position_embeddings)"
+    if model is not None and job.seq_len > model.positions.max_position_embeddings:
+        positions = f"is beyond the {model.positions.max_position_embeddings} positions of {model.name} (max_position_embeddings)"
         warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
     if model is not None and (note := tower_note(model)):
         warnings.append(note)
@@ -366,10 +366,10 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
 
 def tower_note(model: TransformerConfig) -> str:
     """Return a note on a part of the model that is not predicted; empty if there is none."""
-    if not model.left_out:
+    if not model.origin.left_out:
         return ""
     counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
-    return f"{model.name}: {model.left_out} is left out; {counted}"
+    return f"{model.name}: {model.origin.left_out} is left out; {counted}"
 
 
 def setting_of_plan(

@@ -71,7 +71,7 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if fields.faults:
         raise InputError(listed(list(dict.fromkeys(fields.faults))))
     called = name or _text(data, "_name_or_path").rstrip("/").rpartition("/")[2] or model_type
-    return TransformerConfig(name=called, architecture=model_type, left_out=left_out, source=_text(data, "_source") or origin, **values)
+    return TransformerConfig.of(name=called, architecture=model_type, left_out=left_out, source=_text(data, "_source") or origin, **values)
 
 
 #: Parts of a model other than the language model, by key.

@@ -146,7 +146,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
             raise bad_field("model", shown(self.model), "must be a TransformerConfig", "load_model reads one")
-        if isinstance(self.model, TransformerConfig) and self.model.position == "rotary" and self.model.rotary_head_dim % 2:
+        if isinstance(self.model, TransformerConfig) and self.model.positions.position == "rotary" and self.model.rotary_head_dim % 2:
             rule = f"must be even: rotary positions of {self.model.name} turn pairs"
             raise bad_field("head_dim", self.model.rotary_head_dim, rule, "correct the config")
         for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
@@ -162,7 +162,7 @@ class TrainingJob:
         if not isinstance(self.routing, Routing):
             raise bad_field("routing", shown(self.routing), "must be a Routing", "routing_of reads one: routing_of('skew:1.3')")
         if self.routing != BALANCED:
-            experts = self.model.experts if isinstance(self.model, TransformerConfig) else None
+            experts = self.model.parts.experts if isinstance(self.model, TransformerConfig) else None
             if experts is None:
                 capacity = f", capacity {self.routing.capacity_factor:g}" if self.routing.capacity_factor else ""
                 raise bad_field("routing", f"{self.routing}{capacity}", f"{self.model.name} has no experts", "leave it out")

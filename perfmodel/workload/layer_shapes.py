@@ -30,19 +30,19 @@ def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[Paramete
     h = model.hidden_size
     shapes: list[ParameterShape] = []
     if kind.mixer != "none":
-        if model.pre_norm:
+        if model.norms.pre_norm:
             shapes += norm_shapes(model, "attention_norm", h)
         shapes += _MIXERS[kind.mixer](model)
-        if model.sandwich_norm:
+        if model.norms.sandwich_norm:
             shapes += norm_shapes(model, "attention_post_norm", h)
     if kind.feed_forward != "none":
-        if model.pre_norm and not (model.shared_norm and kind.mixer != "none"):
+        if model.norms.pre_norm and not (model.norms.shared_norm and kind.mixer != "none"):
             shapes += norm_shapes(model, "mlp_norm", h)
         if kind.feed_forward == "experts":
             shapes += _experts(model)
         else:
-            shapes += _mlp("", h, model.intermediate_size, gated=model.gated_mlp, bias=model.mlp_bias)
-        if model.sandwich_norm:
+            shapes += _mlp("", h, model.intermediate_size, gated=model.mlp.gated_mlp, bias=model.biases.mlp_bias)
+        if model.norms.sandwich_norm:
             shapes += norm_shapes(model, "mlp_post_norm", h)
     return tuple(shapes)
 
@@ -50,7 +50,7 @@ def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[Paramete
 def norm_shapes(model: TransformerConfig, name: str, size: int | tuple[int, ...], region: Region = "layer") -> list[ParameterShape]:
     shape = (size,) if isinstance(size, int) else size
     weight = ParameterShape(f"{name}.weight", shape, region)
-    return [weight, ParameterShape(f"{name}.bias", shape, region)] if model.norm_bias else [weight]
+    return [weight, ParameterShape(f"{name}.bias", shape, region)] if model.biases.norm_bias else [weight]
 
 
 def is_routed(shape: ParameterShape) -> bool:
@@ -66,30 +66,30 @@ def _attention(model: TransformerConfig) -> list[ParameterShape]:
     queries, keys = model.num_attention_heads * d, model.num_key_value_heads * d
     shapes: list[ParameterShape] = []
     for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        shapes += _linear(name, rows, h, bias=model.qkv_bias)
-    if model.attention_gate:
-        shapes += _linear("q_gate_proj", queries, h, bias=model.qkv_bias)
-    if model.qk_norm and model.qk_norm_scope != "bare":
+        shapes += _linear(name, rows, h, bias=model.biases.qkv_bias)
+    if model.attention.attention_gate:
+        shapes += _linear("q_gate_proj", queries, h, bias=model.biases.qkv_bias)
+    if model.norms.qk_norm and model.norms.qk_norm_scope != "bare":
         for name, heads in (("q_norm", model.num_attention_heads), ("k_norm", model.num_key_value_heads)):
-            shapes += norm_shapes(model, name, {"head": (d,), "own": (heads, d), "all": (heads * d,)}[model.qk_norm_scope])
-    if model.attention_sinks:
+            shapes += norm_shapes(model, name, {"head": (d,), "own": (heads, d), "all": (heads * d,)}[model.norms.qk_norm_scope])
+    if model.attention.attention_sinks:
         shapes.append(ParameterShape("sinks", (model.num_attention_heads,), "layer"))
-    return shapes + _linear("o_proj", h, queries, bias=model.attention_output_bias)
+    return shapes + _linear("o_proj", h, queries, bias=model.biases.attention_output_bias)
 
 
 def _latent(model: TransformerConfig) -> list[ParameterShape]:
     """Return the shapes of latent attention: its norms are RMSNorms in every family, the indexer's key norm is a LayerNorm."""
-    latent = model.latent
+    latent = model.parts.latent
     assert latent is not None
     h, n = model.hidden_size, model.num_attention_heads
     queries = n * latent.score_head_dim
     if latent.query_rank:
-        shapes = _linear("q_a_proj", latent.query_rank, h, bias=model.qkv_bias)
+        shapes = _linear("q_a_proj", latent.query_rank, h, bias=model.biases.qkv_bias)
         shapes.append(ParameterShape("q_a_norm.weight", (latent.query_rank,), "layer"))
         shapes += _linear("q_b_proj", queries, latent.query_rank)
     else:
         shapes = _linear("q_proj", queries, h)
-    shapes += _linear("kv_a_proj", latent.key_value_rank + latent.rope_head_dim, h, bias=model.qkv_bias)
+    shapes += _linear("kv_a_proj", latent.key_value_rank + latent.rope_head_dim, h, bias=model.biases.qkv_bias)
     shapes.append(ParameterShape("kv_a_norm.weight", (latent.key_value_rank,), "layer"))
     shapes += _linear("kv_b_proj", n * (latent.nope_head_dim + latent.value_head_dim), latent.key_value_rank)
     if latent.index_heads:
@@ -97,12 +97,12 @@ def _latent(model: TransformerConfig) -> list[ParameterShape]:
         shapes += _linear("index_k_proj", latent.index_head_dim, h)
         shapes += [ParameterShape(f"index_k_norm.{part}", (latent.index_head_dim,), "layer") for part in ("weight", "bias")]
         shapes += _linear("index_weights_proj", latent.index_heads, h)
-    return shapes + _linear("o_proj", h, n * latent.value_head_dim, bias=model.attention_output_bias)
+    return shapes + _linear("o_proj", h, n * latent.value_head_dim, bias=model.biases.attention_output_bias)
 
 
 def _mamba(model: TransformerConfig) -> list[ParameterShape]:
     """Return the shapes of Mamba-2; rows of in_proj: gate, input, B and C of each group, the step of each head."""
-    mamba = model.mamba
+    mamba = model.parts.mamba
     assert mamba is not None
     h, inner = model.hidden_size, mamba.inner_size
     mixed = inner + 2 * mamba.num_groups * mamba.state_size
@@ -118,7 +118,7 @@ def _mamba(model: TransformerConfig) -> list[ParameterShape]:
 def _delta(model: TransformerConfig) -> list[ParameterShape]:
     """Return the shapes of a gated delta network. Rows of in_proj_qkvz: queries, keys, values, gate; of in_proj_ba: writing strength and
     decay of each value head."""
-    delta = model.delta
+    delta = model.parts.delta
     assert delta is not None
     h = model.hidden_size
     keys, values = delta.num_key_heads * delta.key_head_dim, delta.num_value_heads * delta.value_head_dim
@@ -141,7 +141,7 @@ _MIXERS = {"attention": _attention, "latent": _latent, "mamba": _mamba, "delta":
 
 def _experts(model: TransformerConfig) -> list[ParameterShape]:
     """Return the shapes of experts; gate and up of routed ones are one tensor with two halves, the operand of grouped GEMMs."""
-    experts = model.experts
+    experts = model.parts.experts
     assert experts is not None
     h, e, f = model.hidden_size, experts.num_experts, experts.width
     up = (e, 2, f) if experts.gated else (e, f)

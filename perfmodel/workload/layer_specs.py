@@ -177,6 +177,21 @@ class LayerSpec:
             raise bad_field("feed_forward", "none", "a layer must have a mixer or a feed-forward", "correct the config")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Parts of a model's layers other than dense attention and a dense MLP.
+
+    experts, latent, mamba, delta   specs of those parts; None: no layer has it
+    kinds                           layer kinds, where there are several; (): all layers are equal
+    """
+
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    mamba: Mamba | None = None
+    delta: DeltaNet | None = None
+    kinds: tuple[LayerSpec, ...] = ()
+
+
 def layer_order(kinds: Sequence[LayerSpec]) -> list[str]:
     """Return the kind name of each layer in order."""
     return [kinds[index].name for index, _ in interleaved([(kind.turn, kind.count) for kind in kinds])]
@@ -241,7 +256,7 @@ def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[Laye
     return tuple(replace(kind, count=counts[kind.name]) for kind in kinds if counts[kind.name])
 
 
-#: Field of a `TransformerConfig` -> type of its record.
+#: Field of `Parts` -> type of its record.
 PARTS: Mapping[str, type[Experts] | type[LatentAttention] | type[Mamba] | type[DeltaNet]] = {
     "experts": Experts,
     "latent": LatentAttention,

@@ -8,7 +8,6 @@ language model has these sizes; their vision tower is not counted.
 
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
             models = {model for hub_id, model in ids.items() if _PACKED.sub("", hub_id.partition("/")[2]) == name}
             model_name = models.pop() if len(models) == 1 else None
         if model_name is not None:
-            return replace(read_config(_FOLDER / f"{model_name}.json", name=model_name), left_out=left_out)
+            return read_config(_FOLDER / f"{model_name}.json", name=model_name).having(left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")

@@ -123,8 +123,8 @@ class ServingJob:
         if self.kv_precision not in CACHE_DTYPES:
             raise bad_field("kv_precision", self.kv_precision, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
         longest = self.input_len.most + self.output_len.most
-        if self.model.max_position_embeddings < longest:
-            rule = f"with the answer's {self.output_len.most} is longer than the {self.model.max_position_embeddings} of {self.model.name}"
+        if (most := self.model.positions.max_position_embeddings) < longest:
+            rule = f"with the answer's {self.output_len.most} is longer than the {most} of {self.model.name}"
             raise bad_field("input_len", self.input_len.most, rule, "use shorter lengths")
 
     @property

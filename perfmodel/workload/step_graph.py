@@ -48,7 +48,7 @@ def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: 
         activation_bytes=element_bytes,
         parameter_bytes=element_bytes,
         dispatcher="fused",
-        absorbs=model.latent is not None and not takes_prompts,
+        absorbs=model.parts.latent is not None and not takes_prompts,
     )
     attends = _attention_of(model, takes_prompts=takes_prompts)
     mixers = {kind.name: kind.mixer for kind in model.layer_kinds}
@@ -91,9 +91,9 @@ def with_batch(op: Operator, dim: str) -> Operator:
 
 def _attention_of(model: TransformerConfig, *, takes_prompts: bool) -> CacheAttention:
     """Return the attention of the model's layers except its heads: all windows have one width, as have all latents."""
-    latent = model.latent
+    latent = model.parts.latent
     top = latent.index_top if latent is not None and latent.index_heads else 0
-    window = model.sliding_window or model.attention_chunk
+    window = model.attention.window
     share = model.sliding_layer_fraction if window else 0.0
     return CacheAttention(
         heads=(),

@@ -26,8 +26,8 @@ def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
-    window = model.sliding_window or model.attention_chunk
-    of = CausalWindow(window=window, windowed_fraction=model.sliding_layer_fraction, is_chunked=bool(model.attention_chunk))
+    window = model.attention.window
+    of = CausalWindow(window=window, windowed_fraction=model.sliding_layer_fraction, is_chunked=bool(model.attention.attention_chunk))
     return of.over(seq_len)
 
 
@@ -36,9 +36,9 @@ def graph_length(model: TransformerConfig, seq_len: int) -> int:
 
     It does where the length is a multiple of all chunk sizes, and at least the number of keys that a sparse indexer selects.
     """
-    chunks = [recurrence.chunk_size for recurrence in (model.mamba, model.delta) if recurrence is not None]
-    if model.latent is not None and model.latent.index_heads:
-        if seq_len < model.latent.index_top:
+    chunks = [recurrence.chunk_size for recurrence in (model.parts.mamba, model.parts.delta) if recurrence is not None]
+    if model.parts.latent is not None and model.parts.latent.index_heads:
+        if seq_len < model.parts.latent.index_top:
             return seq_len
         chunks.append(2)  # half of the score matrix
     return seq_len if any(seq_len % chunk for chunk in chunks) else 0
@@ -87,10 +87,10 @@ def build_graph(
 
     table = "embedding.weight"
     x = b.embedding("token_embedding", "tokens", "b s", table, "b s v_in h", "v h")
-    if model.position == "learned":
+    if model.positions.position == "learned":
         positions = b.embedding("position_embedding", "positions", "s", "position_embedding.weight", "b s_res p h", "p h")
         x = b.sum("embedding_add", x, positions)
-    if model.embedding_layernorm:
+    if model.norms.embedding_layernorm:
         x = b.norm("embedding_norm", x)
     if b.drops:
         x = b.dropout("embedding_dropout", x)

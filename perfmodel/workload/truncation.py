@@ -22,17 +22,17 @@ def truncated(
     is_shorter = num_layers < model.num_hidden_layers
     shortened = model.with_layers(num_layers)
     dense = model.layer_kinds[0]
-    if model.experts is not None and dense.feed_forward == "dense" and not dense.turn:  # leading dense layers
+    if model.parts.experts is not None and dense.feed_forward == "dense" and not dense.turn:  # leading dense layers
         count = num_dense_layers
         if count is None:
             count = max(round(dense.count * num_layers / model.num_hidden_layers), 1) if is_shorter else dense.count
             count = min(count, num_layers)
         if count > num_layers:
             raise bad_field("num_dense_layers", count, f"must be at most num_hidden_layers={num_layers}", "correct it")
-        rest = replace(model, num_hidden_layers=model.num_hidden_layers - dense.count, kinds=model.layer_kinds[1:])
+        rest = model.having(num_hidden_layers=model.num_hidden_layers - dense.count, kinds=model.layer_kinds[1:])
         others = rest.with_layers(num_layers - count).layer_kinds if count < num_layers else ()
         leading = (replace(dense, count=count),) if count else ()
-        shortened = replace(shortened, kinds=(*leading, *others))
+        shortened = shortened.having(kinds=(*leading, *others))
     elif num_dense_layers:
         raise bad_field("num_dense_layers", num_dense_layers, f"{model.name} has no leading dense layers", "leave it out or state 0")
     further = num_mtp_layers

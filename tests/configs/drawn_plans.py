@@ -83,7 +83,7 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
             values["sequence_parallel"] = False if values["tp"] > 1 else None
         if rng.random() < 0.3 and values["zero"] in (2, 3) and framework in (*TITAN, *TRAINERS, "nemo-automodel", "maxtext"):
             values["dp_replicate"] = 2
-        if model.experts is not None and framework in (*TITAN, *MEGATRON):
+        if model.parts.experts is not None and framework in (*TITAN, *MEGATRON):
             values["ep"] = rng.choice((1, 2, 4))
         train = rng.choice(TRAINS.get(framework, ("full",)))
         settings = {name: rng.choice(values) for name, values in SETTINGS.get(framework, {}).items() if rng.random() < 0.3}

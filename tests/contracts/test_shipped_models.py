@@ -1,7 +1,6 @@
 """Every shipped model loads, names its source and has no unchecked key."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,8 +86,8 @@ def test_shipped_model_loads_and_has_a_source(path):
     model = models.load_model(path.stem)
     assert isinstance(model, TransformerConfig)
     assert model.name == path.stem
-    assert model.source == json.loads(path.read_text(encoding="utf-8"))["_source"]
-    assert len(model.source) > 30
+    assert model.origin.source == json.loads(path.read_text(encoding="utf-8"))["_source"]
+    assert len(model.origin.source) > 30
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -154,5 +153,5 @@ def test_a_vision_language_model_by_its_hub_id_is_its_language_model():
     assert not {hub_id.lower() for hub_id in VISION_IDS} & {hub_id.lower() for hub_id in HUB_IDS}
     for hub_id, name in VISION_IDS.items():
         model = models.load_model(hub_id)
-        assert model == replace(models.load_model(name), left_out="its vision tower")
-    assert models.load_model("unsloth/Qwen2.5-VL-7B-Instruct-bnb-4bit").left_out
+        assert model == models.load_model(name).having(left_out="its vision tower")
+    assert models.load_model("unsloth/Qwen2.5-VL-7B-Instruct-bnb-4bit").origin.left_out

@@ -49,7 +49,7 @@ def make_model(**changes) -> TransformerConfig:
         "tie_word_embeddings": True,
         "dropout": 0.1,
     }
-    return TransformerConfig(**(values | changes))
+    return TransformerConfig.of(**(values | changes))
 
 
 LLAMA_LIKE = {

@@ -78,7 +78,7 @@ def test_what_is_weighted_by_a_kernel_of_its_own_is_kept_for_it():
     """Experts without halves have no kernel that weights rows too (Megatron-Core's TEGroupedMLP): gelu's output stays, w bytes more."""
 
     def kept(dispatcher, **experts):
-        model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, **experts))
+        model = MIXTRAL.having(experts=replace(MIXTRAL.parts.experts, **experts))
         graph = build_graph(
             model, seq_len=4096, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
         )
@@ -226,9 +226,9 @@ def test_weight_gradients_that_are_apart_are_those_of_weights():
     amount, _ = amount_values(program.weight_gradients.amounts, columns.grid, np.array([1.0]), 4096.0)
     flops = product_flops(program.weight_gradients, amount)[:, 0]
     block = [region.is_block for region in program.regions].index(True)
-    h, f, kv = MIXTRAL.hidden_size, MIXTRAL.experts.width, MIXTRAL.num_key_value_heads * MIXTRAL.head_dim
-    before = 2.0 * 4096 * (h * (2 * h + 2 * kv) + h * MIXTRAL.experts.num_experts)
-    after = 2.0 * 4096 * MIXTRAL.experts.top_k * 3 * h * f
+    h, f, kv = MIXTRAL.hidden_size, MIXTRAL.parts.experts.width, MIXTRAL.num_key_value_heads * MIXTRAL.head_dim
+    before = 2.0 * 4096 * (h * (2 * h + 2 * kv) + h * MIXTRAL.parts.experts.num_experts)
+    after = 2.0 * 4096 * MIXTRAL.parts.experts.top_k * 3 * h * f
     assert (flops[2 * block], flops[2 * block + 1]) == pytest.approx((before, after))
     assert flops.sum() == pytest.approx(before + after + 2.0 * 4096 * h * MIXTRAL.vocab_size)  # and the head
     assert overlapping(delays=False)[0].programs.program_of(plan).weight_gradients is None
@@ -268,8 +268,8 @@ def test_exchanges_of_backward_are_overlapped_by_forward_alone_unless_weight_gra
 def test_delayed_weight_gradients_keep_what_they_multiply():
     """The peak is at the backward pass of the experts' activation: the down projection then keeps its input and the gradient of its
     output in addition, f and h entries of each row. Nothing where nothing is exchanged."""
-    rows = 4096 * MIXTRAL.experts.top_k
-    kept = 2.0 * rows * (MIXTRAL.experts.width + MIXTRAL.hidden_size)
+    rows = 4096 * MIXTRAL.parts.experts.top_k
+    kept = 2.0 * rows * (MIXTRAL.parts.experts.width + MIXTRAL.hidden_size)
     for ep in (8, 1):
         usual, late = (overlapping(delays=delays, dp=16, pp=4, ep=ep)[2].memory for delays in (False, True))
         assert sum(late[name] - usual[name] for name in ("activations", "temporary")) == (kept if ep > 1 else 0)
@@ -303,6 +303,6 @@ def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():
 
 
 def test_biases_of_shared_experts_are_there():
-    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, bias=True, shared_width=64, router_bias=True))
+    model = MIXTRAL.having(experts=replace(MIXTRAL.parts.experts, bias=True, shared_width=64, router_bias=True))
     graph = build_graph(model, seq_len=64, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
     assert graph.num_parameters == model.num_parameters

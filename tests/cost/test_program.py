@@ -156,7 +156,7 @@ def test_both_rule_sets_compile_for_every_shipped_model(every):
 
     for name in list_models()[::every]:
         model = load_model(name)
-        estimator = estimator_of(make_job(model, seq_len=min(256, model.max_position_embeddings)))
+        estimator = estimator_of(make_job(model, seq_len=min(256, model.positions.max_position_embeddings)))
         for rule_set in ("megatron", "megatron-sp"):
             program = estimator.programs.program(rule_set, FLASH, DEFAULT_RECOMPUTE_OPERATORS)
             assert set(program.rows.attention.columns["head_dim"]) == {model.head_dim}

@@ -32,7 +32,7 @@ def shown(plan: Plan, rank: int) -> str:
     uneven = f" layers {list(plan.stage_layers)}" if layout.pp > 1 else ""
     return (
         f"{degrees} ZeRO-{int(plan.zero)} {plan.schedule}{uneven} {plan.num_microbatches} microbatches {plan.attention} recompute "
-        f"{plan.recompute} {plan.job.precision} {plan.job.optimizer} {model.position} rank {rank} {place_of(plan, rank)}"
+        f"{plan.recompute} {plan.job.precision} {plan.job.optimizer} {model.positions.position} rank {rank} {place_of(plan, rank)}"
     )
 
 

@@ -101,7 +101,7 @@ EXPERT_VARIANTS |= {f"{name}, further tokens": {**EXPERT_VARIANTS[name], "num_mt
 
 
 def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
-    return TransformerConfig(
+    return TransformerConfig.of(
         **{
             **LLAMA,
             **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS | GATED)[variant],

@@ -30,7 +30,7 @@ def models(draw: st.DrawFn) -> TransformerConfig:
     block = draw(st.sampled_from(["sequential", "sandwich", "parallel", "parallel, shared norm"]))
     window = draw(st.sampled_from([0, 0, 8, 48]))
     flag = st.booleans()
-    return TransformerConfig(
+    return TransformerConfig.of(
         name="random",
         architecture="llama",
         num_hidden_layers=draw(st.integers(2, 4)),
@@ -135,13 +135,12 @@ def plans(draw: st.DrawFn) -> Plan:
 def grown(plan: Plan) -> Plan:
     """The same plan on tensors of a size at which bytes of activations are what matters: fake tensors cost no more for it."""
     model = plan.job.model
-    wide = replace(
-        model,
+    wide = model.having(
         hidden_size=16 * model.hidden_size,
         head_dim=16 * model.head_dim,
         intermediate_size=16 * model.intermediate_size,
         vocab_size=61 * model.vocab_size,
-        max_position_embeddings=16 * model.max_position_embeddings,
-        sliding_window=16 * model.sliding_window,
+        max_position_embeddings=16 * model.positions.max_position_embeddings,
+        sliding_window=16 * model.attention.sliding_window,
     )
     return replace(plan, job=replace(plan.job, model=wide, seq_len=16 * plan.job.seq_len))

@@ -22,10 +22,11 @@ from tests.execute.jobs import tiny
 
 def test_the_demo_trains_a_gpt2():
     model = demo_job().model
-    assert (model.architecture, model.norm, model.position, model.activation) == ("gpt2", "layernorm", "learned", "gelu_tanh")
+    assert (model.origin.architecture, model.norms.norm, model.positions.position) == ("gpt2", "layernorm", "learned")
+    assert model.mlp.activation == "gelu_tanh"
     assert model.tie_word_embeddings
-    assert model.mlp_bias
-    assert model.qkv_bias
+    assert model.biases.mlp_bias
+    assert model.biases.qkv_bias
     assert 5e6 < model.num_parameters < 5e7
 
 

@@ -214,7 +214,7 @@ def test_plans_of_experts_that_nothing_runs_are_refused_with_the_reason():
     assert "send tokens of their own" in not_executable_reason(tiny_plan(4, model=model, tp=2, sequence_parallel=False))
     with pytest.raises(InputError, match=r"ep=8: reaches into dp_replicate=4, over which zero=1 shards nothing; use dp_shard=4"):
         tiny_plan(16, model=model, cp=2, tp=2, ep=8, etp=1, dp_shard=1, dp_replicate=4, zero=1)
-    biased = replace(model, experts=replace(model.experts, bias=True))
+    biased = model.having(experts=replace(model.parts.experts, bias=True))
     assert not_executable_reason(tiny_plan(2, model=biased)) == ""
     assert "etp=2: the biases of experts" in not_executable_reason(tiny_plan(4, model=biased, ep=2, tp=2, etp=2))
     assert "dispatcher=allgather: rows are weighted before" in not_executable_reason(tiny_plan(2, model=biased, dispatcher="allgather"))

@@ -3,8 +3,6 @@
 Source: Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), table 4: 1F1B and ZB-1p; first and last stage one layer fewer.
 """
 
-from dataclasses import replace
-
 import pytest
 
 import perfmodel
@@ -24,8 +22,8 @@ CASES = [(name, m) for name, (_, runs) in RUNS.items() for m in runs]
 
 def samples_per_second(name, num_microbatches, schedule):
     (layers, heads, hidden, micro_batch, stages), _ = RUNS[name]
-    model = replace(
-        load_model("gpt3-175b"), name=name, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+    model = load_model("gpt3-175b").having(
+        name=name, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
         num_key_value_heads=heads, head_dim=hidden // heads, intermediate_size=4 * hidden, max_position_embeddings=1024,
     )  # fmt: skip
     inner = (layers + 2) // stages

@@ -114,7 +114,7 @@ FORMS = {
 
 def skewed(plan) -> RoutingCounts:
     """Every rank sends the same: all its tokens to the second expert, none to the last, in turn to the others."""
-    experts, layout = plan.job.transformer.experts, plan.layout
+    experts, layout = plan.job.transformer.parts.experts, plan.layout
     tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
     others = [0, *range(2, experts.num_experts - 1)]
     row = [tokens if expert == 1 else 0 for expert in range(experts.num_experts)]

@@ -39,7 +39,7 @@ def drawn_call(seed):
     rng = random.Random(seed)
     call = {"model": rng.choice(MODELS), "profile": rng.choice(FRAMEWORKS), "cluster": "dgx-h100", "chips": 16, "global_batch": 96}
     call |= rng.choice(PLANS)
-    if load_model(call["model"]).experts is not None and rng.random() < 0.5:
+    if load_model(call["model"]).parts.experts is not None and rng.random() < 0.5:
         call |= {"ep": 2} | rng.choice(({}, {"dispatcher": "allgather"}, {"routing": "skew:1.37"}))
     if rng.random() < 0.2:
         call["precision"] = rng.choice(("fp8-delayed", "mxfp8"))

@@ -106,7 +106,7 @@ def test_long_prompts_are_quicker_the_more_share_them_and_answers_are_not(model,
         for name in ("products", "passes", "host"):
             assert kept[name] == cut[name] == alone[name]
         assert cut["communication"] > kept["communication"] >= alone["communication"]
-        if of.model.experts is None:
+        if of.model.parts.experts is None:
             assert sum(kept.values()) >= sum(alone.values())
 
 
@@ -114,7 +114,7 @@ def test_long_prompts_are_quicker_the_more_share_them_and_answers_are_not(model,
 def test_weights_lie_on_every_rank_but_for_experts_and_a_cache_is_kept_or_cut(model):
     of = estimator_of(model)
     one, two, eight = (of.memory([plan], 8192.0) for plan in plans(1, 2, 8))
-    if of.model.experts is None:
+    if of.model.parts.experts is None:
         assert one.weights[0] == eight.weights[0]
     else:
         assert float(one.weights[0] - two.weights[0]) == pytest.approx(float(two.weights[0] - eight.weights[0]) / 0.75, rel=1e-9)

@@ -39,7 +39,7 @@ def drawn_lists(seed):
     call = {"model": rng.choice(MODELS), "cluster": rng.choice(CLUSTERS), "seq_len": 2048} | rng.choice(PLANS)
     if rng.random() < 0.8:
         call["profile"] = rng.choice(FRAMEWORKS)
-    if load_model(call["model"]).experts is not None and rng.random() < 0.5:
+    if load_model(call["model"]).parts.experts is not None and rng.random() < 0.5:
         call["ep"] = rng.choice((2, 4))
     if rng.random() < 0.2:
         call["train"] = rng.choice(("lora:16", "qlora:8"))

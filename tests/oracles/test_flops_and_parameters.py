@@ -96,7 +96,12 @@ def test_ranks_share_the_work(name, tp, cp, attention):
 def test_parameters_of_the_graph_are_the_model_s(name, rule_set):
     model = load_model(name)
     graph = build_graph(
-        model, seq_len=min(512, model.max_position_embeddings), attention="flash", dropout=True, activation_bytes=2.0, parameter_bytes=2.0
+        model,
+        seq_len=min(512, model.positions.max_position_embeddings),
+        attention="flash",
+        dropout=True,
+        activation_bytes=2.0,
+        parameter_bytes=2.0,
     )
     parameters = derive(graph, apply_rules(graph, load_rule_set(rule_set))).parameters
     counts = {kind.name: kind.count for kind in model.layer_kinds}

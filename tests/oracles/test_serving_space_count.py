@@ -42,7 +42,7 @@ def by_hand(model, chips, engine, node=8):
     valid = set()
     for tp, pp, dp in itertools.product(range(1, chips + 1), repeat=3):
         size = tp * pp * dp
-        if size > chips or not all(is_a_degree(degree, chips) for degree in (tp, pp, dp)) or (dp > 1 and model.experts is None):
+        if size > chips or not all(is_a_degree(degree, chips) for degree in (tp, pp, dp)) or (dp > 1 and model.parts.experts is None):
             continue
         for ep in range(1, tp * dp + 1):
             try:
@@ -51,7 +51,7 @@ def by_hand(model, chips, engine, node=8):
             except InputError:
                 continue
             kv = model.num_key_value_heads
-            if model.latent is None and kv % tp and tp % kv:
+            if model.parts.latent is None and kv % tp and tp % kv:
                 continue
             allowed = {
                 "vllm": ep in (1, tp * dp),

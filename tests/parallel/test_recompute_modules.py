@@ -42,7 +42,7 @@ def test_what_of_a_layer_they_free():
     kept, _ = activations()
     freed, _ = activations(recompute_modules="moe_act")
     layers = model.num_hidden_layers // 2
-    layer_bytes = 4096 * model.experts.top_k * model.experts.width * 2.0
+    layer_bytes = 4096 * model.parts.experts.top_k * model.parts.experts.width * 2.0
     assert (kept - freed) / layer_bytes == pytest.approx(2 * layers, abs=2 * 2.0)
 
 

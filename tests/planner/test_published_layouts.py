@@ -15,7 +15,7 @@ def test_published_degrees_are_of_shipped_models_and_divide_them():
         degrees, model = published_degrees(name), load_model(name)
         assert isinstance(degrees, PublishedDegrees)
         assert len(degrees.source) > 20
-        assert model.experts.num_experts % degrees.ep == 0
+        assert model.parts.experts.num_experts % degrees.ep == 0
         assert model.num_attention_heads % degrees.tp == 0
 
 

@@ -91,12 +91,12 @@ def test_a_time_over_sequences_shorter_than_the_cut_is_no_time_of_the_stated_len
 def test_head_dims_and_windows_of_a_runs_model_are_read():
     model = RUN["model"] | {"name": "OLMo-3-7B", "sliding_window": 4096, "sliding_layers": "3 of 4", "num_key_value_heads": 32}
     transformer = plan_of_case(RUN | {"model": model}).plan.job.transformer
-    assert (transformer.sliding_window, transformer.full_attention_every) == (4096, 4)
+    assert (transformer.attention.sliding_window, transformer.attention.full_attention_every) == (4096, 4)
     named = {"name": "Qwen3-0.6B", "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
     transformer = plan_of_case(
         RUN | {"model": named | {"head_dim": 128, "intermediate_size": 3072, "gated_mlp": True}}
     ).plan.job.transformer
-    assert (transformer.head_dim, transformer.qk_norm) == (128, True)
+    assert (transformer.head_dim, transformer.norms.qk_norm) == (128, True)
 
 
 def test_a_run_that_describes_its_adapters_trains_them_whether_it_names_the_method_or_not():

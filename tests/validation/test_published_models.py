@@ -45,10 +45,10 @@ MIXTRAL = {
 def test_a_model_with_experts_is_the_one_of_its_name_else_what_the_run_states():
     assert config_from_case(MIXTRAL) == load_model("mixtral-8x7b")
     assert config_from_case({**MIXTRAL, "num_hidden_layers": 4}) == load_model("mixtral-8x7b").with_layers(4)
-    ours = config_from_case({**MIXTRAL, "name": "ours"})
-    assert (ours.experts, ours.num_parameters) == (load_model("mixtral-8x7b").experts, load_model("mixtral-8x7b").num_parameters)
+    ours, mixtral = config_from_case({**MIXTRAL, "name": "ours"}), load_model("mixtral-8x7b")
+    assert (ours.parts.experts, ours.num_parameters) == (mixtral.parts.experts, mixtral.num_parameters)
     other = config_from_case({**MIXTRAL, "hidden_size": 2048})  # not that Mixtral
-    assert (other.hidden_size, other.experts.width) == (2048, 14336)
+    assert (other.hidden_size, other.parts.experts.width) == (2048, 14336)
 
 
 DEEPSEEK_V3 = {
@@ -78,7 +78,7 @@ def test_a_truncated_model_keeps_the_layers_that_its_source_states():
 def test_flags_of_megatron_say_what_the_sizes_do_not():
     args = ["num-experts=8", "moe-ffn-hidden-size=1024", "moe-shared-expert-intermediate-size=512", "moe-layer-freq=([0]*3+[1]*29)"]
     model = config_from_case(MIXTRAL, settings={"megatron_args": args})
-    assert (model.experts.width, model.experts.shared_width, model.intermediate_size) == (1024, 512, 14336)
+    assert (model.parts.experts.width, model.parts.experts.shared_width, model.intermediate_size) == (1024, 512, 14336)
     assert [(kind.count, kind.feed_forward) for kind in model.layer_kinds] == [(3, "dense"), (29, "experts")]
     assert expert_layers("2", 4) == [True, False, True, False]
     for frequency, words in (("([0]*1+[", "must be a number or a list"), ("([1]*5)", "is of 5 layers, not of 4")):
@@ -91,7 +91,7 @@ def test_what_the_run_leaves_out_is_assumed_and_reported():
     assert model.vocab_size == 51200  # 50,257 padded to a multiple of 128 * 8
     assert model.tie_word_embeddings
     assert model.num_key_value_heads == 64
-    assert model.source.endswith("assumed: vocab_size, tie_word_embeddings")
+    assert model.origin.source.endswith("assumed: vocab_size, tie_word_embeddings")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ WITH_EXPERTS = changed(
 
 def test_experts_are_sharded_as_the_run_states():
     plan = plan_of_case(inputs_of(WITH_EXPERTS)).plan
-    assert (plan.ep, plan.etp, plan.dispatcher, plan.job.transformer.experts.top_k) == (8, 1, "alltoall", 2)
+    assert (plan.ep, plan.etp, plan.dispatcher, plan.job.transformer.parts.experts.top_k) == (8, 1, "alltoall", 2)
     flags = {"megatron_args": ["expert-model-parallel-size=8", "expert-tensor-parallel-size=2", "moe-token-dispatcher-type=allgather"]}
     expert_plan = plan_of_case(inputs_of({**WITH_EXPERTS, "tp": 2, "dp": 8, "ep": 4, "settings": flags})).plan
     assert (expert_plan.ep, expert_plan.etp, expert_plan.dispatcher) == (4, 2, "allgather")
@@ -564,9 +564,9 @@ def test_forced_routing_to_neighbours_stays_on_few_ranks():
         settings={"balanced_routing": "forced", "kernels": ["deepep"]},
     )
     planned = plan_of_case(inputs_of(case))
-    experts = planned.plan.job.transformer.experts
+    experts = planned.plan.job.transformer.parts.experts
     assert (planned.plan.dispatcher, experts.num_groups, experts.top_groups) == ("flex", 8, 1)
-    free = plan_of_case(inputs_of({**case, "settings": {"kernels": ["deepep"]}})).plan.job.transformer.experts
+    free = plan_of_case(inputs_of({**case, "settings": {"kernels": ["deepep"]}})).plan.job.transformer.parts.experts
     assert (free.num_groups, free.top_groups) == (1, 1)
 
 

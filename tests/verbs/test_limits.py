@@ -94,12 +94,12 @@ def test_a_global_batch_that_is_given_is_divided(cluster):
 
 
 def test_positions_limit_a_sequence(cluster):
-    short = replace(MODEL, max_position_embeddings=384)
-    for model in (short, replace(short, position="learned")):
+    short = MODEL.having(max_position_embeddings=384)
+    for model in (short, short.having(position="learned")):
         limit = limits(cluster, model=model, seq_len=256, tp=1, cp=1, pp=1).seq_len
         assert (limit.value, limit.limited_by) == (384, "positions")
     with pytest.raises(InputError, match="learned positions for 384 tokens only"):
-        limits(cluster, model=replace(short, position="learned"))
+        limits(cluster, model=short.having(position="learned"))
 
 
 def test_nothing_fits_is_an_answer_too():

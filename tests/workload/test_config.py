@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.config import FIELDS, TransformerConfig
 from perfmodel.workload.layer_specs import PARTS
 from perfmodel.workload.models import list_models, load_model
 
 
 def llama(**changes):
-    return dataclasses.replace(load_model("llama-3-8b"), **changes)
+    return load_model("llama-3-8b").having(**changes)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_norms_may_stand_after_branches_alone():
 def test_megatron_models_follow_the_papers_formula(name):
     """12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)), Narayanan et al. SC21 equation 2, plus the final norm that it leaves out."""
     model = load_model(name)
-    layers, h, v, s = model.num_hidden_layers, model.hidden_size, model.vocab_size, model.max_position_embeddings
+    layers, h, v, s = model.num_hidden_layers, model.hidden_size, model.vocab_size, model.positions.max_position_embeddings
     assert model.num_parameters == 12 * layers * h * h + 13 * layers * h + (v + s) * h + 2 * h
 
 
@@ -135,9 +135,13 @@ def test_contradictory_fields_are_refused_in_one_sentence(changes, field):
     assert "\n" not in str(caught.value)
 
 
+def test_files_have_every_field_of_a_config_and_of_its_groups():
+    ungrouped = {field.name for field in dataclasses.fields(TransformerConfig)} - {*TransformerConfig.GROUP_OF.values()}
+    assert {*FIELDS} == ungrouped | {*TransformerConfig.GROUP_OF}
+
+
 def test_fields_are_single_values_that_a_file_can_hold():
     model = load_model("gemma-2-9b")
-    values = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    records = {*PARTS, "kinds"}
+    values, records = model.values, {*PARTS, "kinds"}
     assert all(type(value) in (str, int, float, bool) for name, value in values.items() if name not in records)
-    assert TransformerConfig(**values) == model
+    assert TransformerConfig.of(**values) == model

@@ -93,7 +93,8 @@ def kinds(model):
 def test_mixtral_has_experts_everywhere():
     model = read_config(MIXTRAL)
     assert kinds(model) == [("layer", 4)]
-    assert (model.experts.num_experts, model.experts.top_k, model.experts.width, model.sliding_window) == (8, 2, 96, 0)
+    experts = model.parts.experts
+    assert (experts.num_experts, experts.top_k, experts.width, model.attention.sliding_window) == (8, 2, 96, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +109,26 @@ def test_mixtral_has_experts_everywhere():
 def test_layers_without_experts_of_qwen(changes, expected):
     model = read_config({**QWEN3, **changes})
     assert kinds(model) == expected
-    assert (model.experts is None) == (len(changes.get("mlp_only_layers", [])) == 4)
+    assert (model.parts.experts is None) == (len(changes.get("mlp_only_layers", [])) == 4)
 
 
 def test_absent_width_of_an_expert_is_the_dense_one():
     config = {key: value for key, value in QWEN3.items() if key != "moe_intermediate_size"}
-    assert read_config(config).experts.width == 96
-    assert read_config(QWEN3).experts.width == 16
+    assert read_config(config).parts.experts.width == 96
+    assert read_config(QWEN3).parts.experts.width == 16
 
 
 def test_qwen2_always_has_a_gated_shared_expert():
     model = read_config(QWEN2)
-    assert (model.experts.shared_width, model.experts.shared_gate, model.qkv_bias) == (48, True, True)
+    assert (model.parts.experts.shared_width, model.parts.experts.shared_gate, model.biases.qkv_bias) == (48, True, True)
 
 
 def test_keys_of_deepseek():
     model = read_config({**DEEPSEEK, "num_nextn_predict_layers": 1, "head_dim": 4})
     assert kinds(model) == [("dense_layer", 1), ("layer", 3)]
-    assert (model.head_dim, model.latent.score_head_dim, model.latent.value_head_dim) == (12, 12, 8)
-    assert (model.experts.shared_width, model.experts.score, model.experts.num_groups, model.experts.top_groups) == (32, "sigmoid", 4, 2)
+    assert (model.head_dim, model.parts.latent.score_head_dim, model.parts.latent.value_head_dim) == (12, 12, 8)
+    experts = model.parts.experts
+    assert (experts.shared_width, experts.score, experts.num_groups, experts.top_groups) == (32, "sigmoid", 4, 2)
     assert model.num_mtp_layers == 1
     assert model.num_mtp_parameters > 0
 
@@ -134,22 +136,22 @@ def test_keys_of_deepseek():
 def test_absent_keys_of_deepseek_are_those_of_one_group_without_further_tokens():
     config = {key: value for key, value in DEEPSEEK.items() if key not in ("n_group", "topk_group", "q_lora_rank", "num_key_value_heads")}
     model = read_config({**config, "model_type": "deepseek_v2"})
-    assert (model.experts.num_groups, model.experts.score, model.num_mtp_layers) == (1, "softmax", 0)
-    assert (model.latent.query_rank, model.num_key_value_heads) == (0, 4)
+    assert (model.parts.experts.num_groups, model.parts.experts.score, model.num_mtp_layers) == (1, "softmax", 0)
+    assert (model.parts.latent.query_rank, model.num_key_value_heads) == (0, 4)
 
 
 def test_greedy_choice_ignores_groups():
-    assert read_config({**DEEPSEEK, "topk_method": "greedy"}).experts.num_groups == 1
+    assert read_config({**DEEPSEEK, "topk_method": "greedy"}).parts.experts.num_groups == 1
 
 
 def test_glm_4_5_has_biases_of_queries_keys_and_values_alone():
     model = read_config({**GLM4, "attention_bias": True, "use_qk_norm": True})
-    assert (model.qkv_bias, model.attention_output_bias, model.qk_norm, model.latent) == (True, False, True, None)
-    assert not read_config(GLM4).qkv_bias
+    assert (model.biases.qkv_bias, model.biases.attention_output_bias, model.norms.qk_norm, model.parts.latent) == (True, False, True, None)
+    assert not read_config(GLM4).biases.qkv_bias
 
 
 def test_glm_5_has_an_indexer():
-    latent = read_config(GLM5).latent
+    latent = read_config(GLM5).parts.latent
     assert (latent.index_heads, latent.index_head_dim, latent.index_top) == (2, 8, 16)
 
 
@@ -160,8 +162,10 @@ def test_dense_layers_may_be_listed():
 
 def test_gpt_oss_has_windows_in_every_second_layer():
     model = read_config(GPT_OSS)
-    assert (model.sliding_window, model.full_attention_every, model.attention_sinks, model.kinds) == (8, 2, True, ())
-    assert (model.qkv_bias, model.attention_output_bias, model.experts.bias, model.experts.router_bias) == (True,) * 4
+    attention, biases, experts = model.attention, model.biases, model.parts.experts
+    assert (attention.sliding_window, attention.full_attention_every, attention.attention_sinks) == (8, 2, True)
+    assert model.parts.kinds == ()
+    assert (biases.qkv_bias, biases.attention_output_bias, experts.bias, experts.router_bias) == (True,) * 4
     listed = read_config({**GPT_OSS, "layer_types": ["sliding_attention", "full_attention"] * 2})
     assert listed == model
 
@@ -182,32 +186,34 @@ def test_gpt_oss_has_windows_in_every_second_layer():
 def test_layers_of_llama_4(changes, expected, every, chunk):
     model = read_config({**LLAMA4, **changes})
     assert kinds(model) == expected
-    assert (model.full_attention_every, model.attention_chunk) == (every, chunk)
-    assert (model.experts.shared_width, model.experts.width) == (96, 96)
+    assert (model.attention.full_attention_every, model.attention.attention_chunk) == (every, chunk)
+    assert (model.parts.experts.shared_width, model.parts.experts.width) == (96, 96)
     assert model.intermediate_size == (96 if len(expected) == 1 else 128)
 
 
 def test_norm_of_queries_and_keys_of_llama_4_has_no_weight():
     model = read_config(LLAMA4)
-    assert (model.qk_norm, model.qk_norm_scope) == (True, "bare")
+    assert (model.norms.qk_norm, model.norms.qk_norm_scope) == (True, "bare")
     assert not any("q_norm" in shape.name for shape in model.layer_shapes())
     norms = [
         operator for operator in transformer_network(model, batch=1, seq_len=32).operators if operator.name.endswith(("q_norm", "k_norm"))
     ]
     assert [len(norm.inputs) for norm in norms] == [1] * 8
-    assert not read_config({**LLAMA4, "use_qk_norm": False}).qk_norm
+    assert not read_config({**LLAMA4, "use_qk_norm": False}).norms.qk_norm
 
 
 def test_text_half_of_llama_4_takes_the_defaults_of_its_class():
     model = read_config({"model_type": "llama4", "text_config": {"num_local_experts": 128, "interleave_moe_layer_step": 2}})
-    assert (model.architecture, model.num_hidden_layers, model.experts.num_experts, model.attention_chunk) == ("llama4_text", 48, 128, 8192)
+    assert (model.origin.architecture, model.num_hidden_layers) == ("llama4_text", 48)
+    assert (model.parts.experts.num_experts, model.attention.attention_chunk) == (128, 8192)
     assert model.num_parameters == load_model("llama-4-maverick").num_parameters
 
 
 def test_dbrx_and_grok_have_names_of_their_own():
     dbrx, grok = read_config(DBRX), read_config(GROK)
-    assert (dbrx.num_key_value_heads, dbrx.norm, dbrx.norm_bias, dbrx.experts.top_k) == (2, "layernorm", False, 2)
-    assert (grok.tie_word_embeddings, grok.sandwich_norm, grok.activation, grok.experts.num_experts) == (True, True, "gelu", 8)
+    assert (dbrx.num_key_value_heads, dbrx.norms.norm, dbrx.biases.norm_bias, dbrx.parts.experts.top_k) == (2, "layernorm", False, 2)
+    assert (grok.tie_word_embeddings, grok.norms.sandwich_norm) == (True, True)
+    assert (grok.mlp.activation, grok.parts.experts.num_experts) == ("gelu", 8)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +227,12 @@ def test_dbrx_and_grok_have_names_of_their_own():
 def test_layers_of_ernie(changes, expected):
     model = read_config({**ERNIE, **changes})
     assert kinds(model) == expected
-    assert (model.experts.width, model.experts.shared_width, model.tie_word_embeddings) == (16, 32, True)
+    assert (model.parts.experts.width, model.parts.experts.shared_width, model.tie_word_embeddings) == (16, 32, True)
 
 
 def test_minimax_norms_queries_over_all_heads():
     model = read_config({**MINIMAX, "num_mtp_modules": 3, "use_mtp": True})
-    assert (model.qk_norm_scope, model.experts.score, model.num_mtp_layers) == ("all", "sigmoid", 3)
+    assert (model.norms.qk_norm_scope, model.parts.experts.score, model.num_mtp_layers) == ("all", "sigmoid", 3)
     assert read_config({**MINIMAX, "num_mtp_modules": 3, "use_mtp": False}).num_mtp_layers == 0
 
 
@@ -235,17 +241,19 @@ def test_qwen3_next_mixes_in_turn():
     assert kinds(model) == [("layer", 3), ("attention_layer", 1)]
     deep = read_config({**QWEN_NEXT, "num_hidden_layers": 8})
     assert {kind.turn for kind in deep.layer_kinds} == {"layers"}
-    assert (model.attention_gate, model.qk_norm, model.delta.conv_kernel, model.experts.shared_gate) == (True, True, 4, True)
+    assert (model.attention.attention_gate, model.norms.qk_norm) == (True, True)
+    assert (model.parts.delta.conv_kernel, model.parts.experts.shared_gate) == (4, True)
     assert kinds(read_config({**QWEN_NEXT, "full_attention_interval": 2})) == [("layer", 2), ("attention_layer", 2)]
 
 
 def test_layers_of_nemotron_h_are_letters_or_words():
     model = read_config(NEMOTRON)
     assert kinds(model) == [("layer", 2), ("dense_layer", 1), ("attention_layer", 1), ("experts_layer", 1)]
-    assert (model.position, model.gated_mlp, model.experts.gated, model.experts.shared_width) == ("none", False, False, 48)
+    assert (model.positions.position, model.mlp.gated_mlp) == ("none", False)
+    assert (model.parts.experts.gated, model.parts.experts.shared_width) == (False, 48)
     words = {key: value for key, value in NEMOTRON.items() if key not in ("hybrid_override_pattern", "num_hidden_layers")}
     assert read_config({**words, "layers_block_type": ["mamba", "mlp", "mamba", "attention", "moe"]}) == model
-    assert read_config({**NEMOTRON, "hybrid_override_pattern": "M-M*-"}).experts is None
+    assert read_config({**NEMOTRON, "hybrid_override_pattern": "M-M*-"}).parts.experts is None
 
 
 @pytest.mark.parametrize("config", SMALL, ids=lambda config: config["model_type"])

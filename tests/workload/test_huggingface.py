@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,17 @@ def test_small_variants_count_as_transformers_counts(row):
 
 def test_llama_block():
     model = read_config(LLAMA, name="tiny")
-    assert (model.name, model.architecture, model.head_dim) == ("tiny", "llama", 16)
-    assert (model.norm, model.position, model.activation, model.gated_mlp) == ("rmsnorm", "rotary", "silu", True)
-    assert not any((model.qkv_bias, model.attention_output_bias, model.mlp_bias, model.norm_bias, model.tie_word_embeddings))
+    assert (model.name, model.origin.architecture, model.head_dim) == ("tiny", "llama", 16)
+    assert (model.norms.norm, model.positions.position, model.mlp.activation, model.mlp.gated_mlp) == ("rmsnorm", "rotary", "silu", True)
+    assert not any((*asdict(model.biases).values(), model.tie_word_embeddings))
 
 
 def test_gpt2_block():
     model = models.load_model("gpt2")
-    assert (model.norm, model.position, model.activation, model.gated_mlp) == ("layernorm", "learned", "gelu_tanh", False)
+    assert (model.norms.norm, model.positions.position) == ("layernorm", "learned")
+    assert (model.mlp.activation, model.mlp.gated_mlp) == ("gelu_tanh", False)
     assert model.intermediate_size == 3072
-    assert model.qkv_bias
+    assert model.biases.qkv_bias
     assert model.tie_word_embeddings
     assert model.dropout == 0.1
 
@@ -48,14 +50,14 @@ def test_gpt2_block():
 def test_parallel_blocks_share_a_norm_where_the_family_does():
     blocks = {name: models.load_model(name) for name in ("falcon-7b", "falcon-40b", "phi-2", "gpt-neox-20b")}
     assert all(model.parallel_block for model in blocks.values())
-    assert {name for name, model in blocks.items() if model.shared_norm} == {"falcon-7b", "phi-2"}
+    assert {name for name, model in blocks.items() if model.norms.shared_norm} == {"falcon-7b", "phi-2"}
     assert (blocks["falcon-7b"].num_key_value_heads, blocks["falcon-40b"].num_key_value_heads) == (1, 8)
-    assert blocks["phi-2"].lm_head_bias
+    assert blocks["phi-2"].biases.lm_head_bias
 
 
 def test_opt_table_has_two_rows_more():
     model = models.load_model("opt-125m")
-    assert (model.max_position_embeddings, model.num_position_rows, model.activation) == (2048, 2050, "relu")
+    assert (model.positions.max_position_embeddings, model.num_position_rows, model.mlp.activation) == (2048, 2050, "relu")
 
 
 def test_head_dim_need_not_share_out_the_hidden_size():
@@ -82,14 +84,14 @@ def test_head_dim_need_not_share_out_the_hidden_size():
 )
 def test_sliding_window(config, window, every):
     model = read_config({**LLAMA, **config})
-    assert (model.sliding_window, model.full_attention_every) == (window, every)
+    assert (model.attention.sliding_window, model.attention.full_attention_every) == (window, every)
 
 
 def test_vision_language_model_is_read_by_its_language_half():
     model = read_config(
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560}}
     )
-    assert (model.architecture, model.num_hidden_layers, model.vocab_size, model.head_dim) == ("gemma3_text", 34, 262208, 256)
+    assert (model.origin.architecture, model.num_hidden_layers, model.vocab_size, model.head_dim) == ("gemma3_text", 34, 262208, 256)
     with pytest.raises(InputError, match=r"model_type=mllama_text_model: needs cross-attention"):
         read_config({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}})
 
@@ -106,7 +108,7 @@ def test_vision_language_model_is_read_by_its_language_half():
 )
 def test_parts_outside_the_language_model_are_named(config, architecture, left_out):
     model = read_config(config)
-    assert (model.architecture, model.left_out) == (architecture, left_out)
+    assert (model.origin.architecture, model.origin.left_out) == (architecture, left_out)
 
 
 def test_outer_tie_reaches_the_language_half():
@@ -116,7 +118,7 @@ def test_outer_tie_reaches_the_language_half():
 
 def test_class_name_stands_in_for_a_missing_model_type():
     config = {key: value for key, value in LLAMA.items() if key != "model_type"}
-    assert read_config({**config, "architectures": ["MistralForCausalLM"]}).architecture == "mistral"
+    assert read_config({**config, "architectures": ["MistralForCausalLM"]}).origin.architecture == "mistral"
 
 
 def test_null_is_a_missing_key():

@@ -72,7 +72,7 @@ def test_multiply_adds_of_an_image_are_those_of_torchvisions_table(name, expecte
 
 
 #: One model of each architecture; tests/oracles counts the parameters of all in their folded graphs.
-KEPT = {load_model(name).architecture: name for name in list_models()}.values()
+KEPT = {load_model(name).origin.architecture: name for name in list_models()}.values()
 
 
 @pytest.mark.slow
@@ -334,7 +334,7 @@ def test_the_vision_transformer_has_torchs_parameters_and_flops(sizes):
 def test_language_models_have_the_flops_of_the_executors_module(name):
     from perfmodel.execute.uniform.model import Transformer
 
-    config = replace(load_model(name), sliding_window=0, full_attention_every=0, num_hidden_layers=2)
+    config = load_model(name).having(sliding_window=0, full_attention_every=0, num_hidden_layers=2)
     network = transformer_network(config, batch=2, seq_len=32, fused_attention=False)
     with torch.device("meta"):
         module = Transformer(config, device="meta", fused_attention=False)

@@ -163,7 +163,7 @@ class ServingEstimator:
 
     def program(self, model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
         """Return the compiled step of a model under the engine, with the weights in their formats."""
-        low_parts = self.quantization.parts(with_experts=model.experts is not None)
+        low_parts = self.quantization.parts(with_experts=model.parts.experts is not None)
         fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
         return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
 
@@ -194,7 +194,7 @@ class ServingEstimator:
         if speculation.draft is not None:
             return speculation.draft
         kind = replace(self.model.main_kind, count=1, turn="")
-        return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
+        return self.model.having(num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
     def with_drafts(self, costs: ServingTimes, plans: Layouts, speculation: Speculation | None) -> ServingTimes:
         """Return the times of verify and draft steps, with the engine's host time counted once; `costs` without speculation."""
@@ -355,12 +355,12 @@ def _copies_notes(estimator: ServingEstimator, layout: ServingLayout) -> list[st
         return []
     has_dcp = estimator.engine.runs.has_decode_context and not why_no_context(model)
     prefix = f"pcp {layout.pcp} of " if layout.pcp > 1 else ""
-    if model.latent is None:
+    if model.parts.latent is None:
         kept, cures = f"{prefix}tp {layout.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
     else:
         kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if layout.pcp == 1 else []
     cures += ["dcp"] if has_dcp else []
-    return [f"{kept}: {' or '.join(cures)} would cut {'them' if model.latent is None else 'it'}" if cures else kept]
+    return [f"{kept}: {' or '.join(cures)} would cut {'them' if model.parts.latent is None else 'it'}" if cures else kept]
 
 
 def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:
@@ -368,7 +368,7 @@ def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dic
     basis = ServingBasis(
         engine_known=estimator.engine.name in fitted_numbers(),
         chip_measured=is_calibrated(estimator.machine),
-        has_experts=estimator.model.experts is not None,
+        has_experts=estimator.model.parts.experts is not None,
     )
     predicted = {name: _at(getattr(served.load, name), at) for name in ("ttft", "tpot", "request_latency")}
     predicted["tokens_per_second"] = float(served.tokens_per_second_per_chip[at])

@@ -26,7 +26,7 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     The last stage also has the output matrix and the first the embedding table, whichever is larger.
     """
     model = program.model
-    quantized_parts = quantization.parts(with_experts=model.experts is not None)
+    quantized_parts = quantization.parts(with_experts=model.parts.experts is not None)
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}
@@ -88,12 +88,12 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
             entries = 2.0 * model.num_key_value_heads * model.head_dim * kind.count
             windowed += entries * model.sliding_layer_fraction
             growing += entries * (1.0 - model.sliding_layer_fraction)
-        elif kind.mixer == "latent" and model.latent is not None:
-            latent += (model.latent.key_value_rank + model.latent.rope_head_dim) * kind.count
-            index += float(model.latent.index_head_dim) * kind.count
+        elif kind.mixer == "latent" and model.parts.latent is not None:
+            latent += (model.parts.latent.key_value_rank + model.parts.latent.rope_head_dim) * kind.count
+            index += float(model.parts.latent.index_head_dim) * kind.count
         else:
             state += state_bytes(model, kind.mixer) * kind.count
-    window = model.sliding_window or model.attention_chunk
+    window = model.attention.window
     return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
 
 
@@ -155,9 +155,9 @@ def serving_memory(
     tp, pp, dcp = (degree.astype(float) for degree in (plans.tp, plans.pp, plans.dcp))
     attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
-    factors = engine.memory.expert_activation_factor if model.experts is not None else engine.memory.activation_factor
+    factors = engine.memory.expert_activation_factor if model.parts.experts is not None else engine.memory.activation_factor
     step = np.clip(np.floor(np.log2(tp)), 0, len(factors) - 1).astype(int)
-    wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
+    wide = model.num_attention_heads * (model.head_dim if model.parts.latent is None else model.parts.latent.value_head_dim)
     activations = np.maximum(
         2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.memory.least_activation_bytes
     )
@@ -197,11 +197,12 @@ def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp:
 
     Source: vLLM, model_executor/layers/fused_moe: fused_moe.py, deep_gemm_moe.py (workspace_shapes, without the rounding of its rows).
     """
-    if model.experts is None:
+    experts = model.parts.experts
+    if experts is None:
         return 0.0
-    width = model.experts.width / np.asarray(expert_tp)
+    width = experts.width / np.asarray(expert_tp)
     wide = np.maximum(width, model.hidden_size) + np.maximum(2.0 * width, model.hidden_size)
-    return _PLAIN_BYTES * np.asarray(max_tokens) * model.experts.top_k * wide
+    return _PLAIN_BYTES * np.asarray(max_tokens) * experts.top_k * wide
 
 
 def engine_reserve(engine: Engine, *, chips: Column, attention_dp: Column, max_tokens: Column) -> Any:

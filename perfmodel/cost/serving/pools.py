@@ -149,7 +149,7 @@ def _check_workers(estimator: ServingEstimator, pools: Pools) -> tuple[list[str]
     """
     notes, not_runnable, model = [], [], estimator.model
     for name, worker in (("prefill", pools.prefill), ("decode", pools.decode)):
-        experts = model.experts
+        experts = model.parts.experts
         over_all = experts is not None and worker.ep == worker.chips_of_stage
         degrees = worker.degrees | ({"ep": 1, "attention_dp": 1} if over_all else {})
         if reason := check_layout(model, estimator.engine, **degrees):

@@ -150,7 +150,7 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
     """Return the sharded graph. Rows of prompts are cut over `CONTEXT_AXIS`; decode rows are replicated on it."""
     graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)
     unsharded: dict[str, tuple[str, ...]] = {"s": ()}
-    expands = dict.fromkeys(_EXPANDS, unsharded) if model.latent is not None and is_prompt else {}
+    expands = dict.fromkeys(_EXPANDS, unsharded) if model.parts.latent is not None and is_prompt else {}
     shardings = apply_rules(graph, replace(rule_set_of("megatron"), operators=expands))
     if not is_prompt:
         shardings = {

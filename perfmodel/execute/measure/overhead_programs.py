@@ -20,7 +20,7 @@ from perfmodel.workload.job import Precision, TrainingJob
 
 def tiny_model(*, layers: int, hidden: int, vocabulary: int, length: int) -> TransformerConfig:
     """Return a GPT-2 of that size."""
-    return TransformerConfig(
+    return TransformerConfig.of(
         name=f"overhead-{layers}x{hidden}", architecture="gpt2", num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=8,
         num_key_value_heads=8, head_dim=hidden // 8, intermediate_size=4 * hidden, vocab_size=vocabulary, max_position_embeddings=length,
         gated_mlp=False, activation="gelu_tanh", norm="layernorm", position="learned", qkv_bias=True, attention_output_bias=True,

@@ -95,7 +95,7 @@ BLOCK_TOKENS = 16
 def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes that a layer caches per token on one rank: keys and values of its heads, or the latent of all heads and the key of
     an indexer; none for a layer without attention."""
-    latent = config.latent
+    latent = config.parts.latent
     if mixer not in ("attention", "latent"):
         return ()
     if latent is not None:

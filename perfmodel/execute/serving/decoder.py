@@ -34,8 +34,8 @@ class ServedMixture(ExpertMixture):
 
     def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, shared: nn.Module | None, device: str) -> None:
         super().__init__(config, sharding, shared=shared, device=device)
-        assert config.experts is not None
-        experts = config.experts
+        assert config.parts.experts is not None
+        experts = config.parts.experts
         widths = {"up": experts.width * (2 if experts.gated else 1), "down": config.hidden_size}
         for name, width in widths.items() if experts.bias else ():  # biases of all experts, on every rank
             product = self.experts.get_submodule(name)

@@ -95,10 +95,8 @@ def _check(
     if not shapes:
         raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
     longest = max(shape.cached + shape.new for shape in shapes)
-    if longest > config.max_position_embeddings:
-        raise InputError(
-            f"cached+new={longest}: {config.name} has positions for {config.max_position_embeddings} tokens; use shorter sequences"
-        )
+    if longest > (most := config.positions.max_position_embeddings):
+        raise InputError(f"cached+new={longest}: {config.name} has positions for {most} tokens; use shorter sequences")
     for name, number in (("rounds", rounds), ("repeats", repeats)):
         if number < 1:
             raise InputError(f"{name}={number}: must be at least 1; nothing is measured otherwise")
@@ -124,10 +122,10 @@ def audit_serving(
     """
     if reason := not_served_reason(config, tp, ep=ep):
         raise InputError(reason)
-    if config.experts is not None:
-        number = config.experts.num_experts
+    if config.parts.experts is not None:
+        number = config.parts.experts.num_experts
         for shape in shapes:
-            rows = shape.rows * config.experts.top_k
+            rows = shape.rows * config.parts.experts.top_k
             if rows % ep or (rows % number and (rows > number or number % ep)):  # round-robin would give experts unequal numbers of rows
                 uneven = f"{rows} rows are not evenly many for {number} experts on {ep} ranks"
                 raise InputError(f"sequences={shape.sequences}: {uneven}; use another number")
@@ -142,19 +140,20 @@ def audit_serving(
 
 def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:
     """Return why this model cannot be served on `tp` ranks with experts distributed over `ep` of them; "" if it can."""
+    parts, experts = config.parts, config.parts.experts
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
-    lacking = ["attention in chunks"] if config.attention_chunk else []
-    if config.attention_sinks and config.position == "alibi":
+    lacking = ["attention in chunks"] if config.attention.attention_chunk else []
+    if config.attention.attention_sinks and config.positions.position == "alibi":
         lacking.append("sinks with ALiBi")
     if lacking:
         return (
             f"model={config.name}: has {' and '.join(lacking)}, which the serving executor does not run; predict it, or use another model"
         )
-    if config.qk_norm and config.qk_norm_scope not in ("head", "all"):
-        return f"qk_norm_scope={config.qk_norm_scope}: the executor has no such norm; use another model"
+    if config.norms.qk_norm and config.norms.qk_norm_scope not in ("head", "all"):
+        return f"qk_norm_scope={config.norms.qk_norm_scope}: the executor has no such norm; use another model"
     if tp < 1:
         return f"tp={tp}: must be at least 1; use 1"
-    if ep < 1 or tp % ep or (ep > 1 and (config.experts is None or config.experts.num_experts % ep)):
+    if ep < 1 or tp % ep or (ep > 1 and (experts is None or experts.num_experts % ep)):
         return f"ep={ep}: must divide tp={tp} and the number of experts; use a divisor of both"
     if used - {"attention", "dense", "experts"} and config.parallel_block:
         return (
@@ -162,19 +161,19 @@ def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str
         )
     if tp == 1:
         return ""
-    if config.qk_norm and config.qk_norm_scope == "all":
+    if config.norms.qk_norm and config.norms.qk_norm_scope == "all":
         return f"tp={tp}: a norm over all heads of {config.name} is not cut by the executor; use tp=1"
     cuts: dict[str, int] = {}
     if used & {"attention", "latent"}:
         cuts |= {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
-    if config.mamba is not None:
-        cuts["n_groups"] = config.mamba.num_groups
-    if config.delta is not None:
-        cuts["linear_num_key_heads"] = config.delta.num_key_heads
+    if parts.mamba is not None:
+        cuts["n_groups"] = parts.mamba.num_groups
+    if parts.delta is not None:
+        cuts["linear_num_key_heads"] = parts.delta.num_key_heads
     if "dense" in used:
         cuts["intermediate_size"] = config.intermediate_size
-    if config.experts is not None:
-        cuts |= {"the width of an expert": config.experts.width * ep, "the width of shared experts": config.experts.shared_width}
+    if experts is not None:
+        cuts |= {"the width of an expert": experts.width * ep, "the width of shared experts": experts.shared_width}
     for name, size in cuts.items():
         if size % tp:
             return f"tp={tp}: must divide {name}={size}; use a smaller tp"

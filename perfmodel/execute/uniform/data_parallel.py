@@ -246,7 +246,7 @@ class FlatData:
 
 def _all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.Tensor:
     """Return the tensor of all experts, given this rank's experts."""
-    experts = model.config.experts
+    experts = model.config.parts.experts
     return gathered_matrix(tensor, name, experts, model.sharding.experts) if experts is not None and is_expert_parameter(name) else tensor
 
 

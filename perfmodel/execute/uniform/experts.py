@@ -71,7 +71,7 @@ def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> t
 
 def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
     """Return whether this is the shape of the biases of all experts, which every serving rank holds."""
-    experts = config.experts
+    experts = config.parts.experts
     if experts is None or not name.endswith(_BIASES):
         return False
     rows = config.hidden_size if name.endswith(_BIASES[1]) else experts.width * (2 if experts.gated else 1)
@@ -114,9 +114,9 @@ class GroupedExperts(nn.Module):
 
     def __init__(self, config: TransformerConfig, sharding: ExpertSharding, *, device: str) -> None:
         super().__init__()
-        assert config.experts is not None
-        experts = config.experts
-        self.function, self.is_gated, self.group = config.activation, experts.gated, sharding.etp_group
+        assert config.parts.experts is not None
+        experts = config.parts.experts
+        self.function, self.is_gated, self.group = config.mlp.activation, experts.gated, sharding.etp_group
         number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
         rows = (2 if experts.gated else 1) * width
         self.up = ExpertMatrices(number, rows, config.hidden_size, bias=experts.bias, device=device)
@@ -151,8 +151,8 @@ class ExpertMixture(nn.Module):
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, shared: nn.Module | None, device: str) -> None:
         super().__init__()
-        assert config.experts is not None
-        experts = config.experts
+        assert config.parts.experts is not None
+        experts = config.parts.experts
         self.config, self.sharding = experts, sharding
         self.router = ReplicatedLinear(config.hidden_size, experts.num_experts, bias=experts.router_bias, device=device)
         self.experts = GroupedExperts(config, sharding.experts, device=device)

@@ -23,21 +23,21 @@ class LatentMixer(nn.Module):
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__()
-        assert config.latent is not None
-        self.latent, self.sharding, self.heads = config.latent, sharding, config.num_attention_heads
-        latent, size = config.latent, config.hidden_size
+        assert config.parts.latent is not None
+        self.latent, self.sharding, self.heads = config.parts.latent, sharding, config.num_attention_heads
+        latent, size = config.parts.latent, config.hidden_size
         queries = self.heads * latent.score_head_dim
 
         def linear(columns: int, rows: int, *, bias: bool = False) -> nn.Linear:
             return nn.Linear(columns, rows, bias=bias, device=device)
 
         if latent.query_rank:
-            self.q_a_proj = ReplicatedLinear(size, latent.query_rank, bias=config.qkv_bias, device=device)
+            self.q_a_proj = ReplicatedLinear(size, latent.query_rank, bias=config.biases.qkv_bias, device=device)
             self.q_a_norm = RMSNorm(latent.query_rank, eps=RMS_EPSILON, device=device)
             self.q_b_proj = linear(latent.query_rank, queries)
         else:
             self.q_proj = linear(size, queries)
-        self.kv_a_proj = ReplicatedLinear(size, latent.key_value_rank + latent.rope_head_dim, bias=config.qkv_bias, device=device)
+        self.kv_a_proj = ReplicatedLinear(size, latent.key_value_rank + latent.rope_head_dim, bias=config.biases.qkv_bias, device=device)
         self.kv_a_norm = RMSNorm(latent.key_value_rank, eps=RMS_EPSILON, device=device)
         self.kv_b_proj = linear(latent.key_value_rank, self.heads * (latent.nope_head_dim + latent.value_head_dim))
         if latent.index_heads:
@@ -45,7 +45,7 @@ class LatentMixer(nn.Module):
             self.index_k_proj = ReplicatedLinear(size, latent.index_head_dim, bias=False, device=device)
             self.index_k_norm = nn.LayerNorm(latent.index_head_dim, eps=NORM_EPSILON, device=device)
             self.index_weights_proj = ReplicatedLinear(size, latent.index_heads, bias=False, device=device)
-        self.o_proj = linear(self.heads * latent.value_head_dim, size, bias=config.attention_output_bias)
+        self.o_proj = linear(self.heads * latent.value_head_dim, size, bias=config.biases.attention_output_bias)
 
     def _rotate(self, x: torch.Tensor, start: int = 0, *, of_residual: bool = False) -> torch.Tensor:
         """Rotate the entries of [b, s, n, d] from `start` on."""

@@ -36,9 +36,9 @@ MTP_LOSS_WEIGHT = 0.3
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
-    if config.norm == "rmsnorm":
+    if config.norms.norm == "rmsnorm":
         return RMSNorm(size, eps=RMS_EPSILON, device=device)
-    return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.norm_bias, device=device)
+    return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.biases.norm_bias, device=device)
 
 
 def padded_vocab(config: TransformerConfig, ways: int) -> int:
@@ -48,14 +48,14 @@ def padded_vocab(config: TransformerConfig, ways: int) -> int:
 
 def window_of(config: TransformerConfig, index: int) -> int:
     """Return the number of keys that a query of layer `index` sees; 0: all earlier keys."""
-    every = config.full_attention_every
-    return 0 if every and (index + 1) % every == 0 else config.sliding_window
+    every = config.attention.full_attention_every
+    return 0 if every and (index + 1) % every == 0 else config.attention.sliding_window
 
 
 def has_rotary(config: TransformerConfig, index: int) -> bool:
     """Return whether layer `index` applies rotary embedding to queries and keys."""
-    every = config.no_rotary_every
-    return config.position == "rotary" and not (every and (index + 1) % every == 0)
+    every = config.positions.no_rotary_every
+    return config.positions.position == "rotary" and not (every and (index + 1) % every == 0)
 
 
 class CoreAttention(nn.Module):
@@ -67,7 +67,7 @@ class CoreAttention(nn.Module):
 
     def slopes(self, q: torch.Tensor) -> torch.Tensor | None:
         """Return the ALiBi slopes of the local heads, whose number is that of q [b, q, n, d]."""
-        if self.config.position != "alibi":
+        if self.config.positions.position != "alibi":
             return None
         first = self.sharding.head_rank * q.shape[2]
         return alibi_slopes(self.config.num_attention_heads)[first : first + q.shape[2]].to(q)
@@ -97,34 +97,34 @@ class Attention(nn.Module):
         self.config, self.sharding, self.recompute_core = config, sharding, recompute_core
         size, depth = config.hidden_size, config.head_dim
         query, key = config.num_attention_heads * depth, config.num_key_value_heads * depth
-        self.q_proj = nn.Linear(size, query, bias=config.qkv_bias, device=device)
-        self.k_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
-        self.v_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
-        if config.attention_gate:
-            self.q_gate_proj = nn.Linear(size, query, bias=config.qkv_bias, device=device)
-        self.o_proj = nn.Linear(query, size, bias=config.attention_output_bias, device=device)
+        self.q_proj = nn.Linear(size, query, bias=config.biases.qkv_bias, device=device)
+        self.k_proj = nn.Linear(size, key, bias=config.biases.qkv_bias, device=device)
+        self.v_proj = nn.Linear(size, key, bias=config.biases.qkv_bias, device=device)
+        if config.attention.attention_gate:
+            self.q_gate_proj = nn.Linear(size, query, bias=config.biases.qkv_bias, device=device)
+        self.o_proj = nn.Linear(query, size, bias=config.biases.attention_output_bias, device=device)
         self.is_rotary = has_rotary(config, index)
-        if config.qk_norm:
-            over_all = config.qk_norm_scope == "all"
+        if config.norms.qk_norm:
+            over_all = config.norms.qk_norm_scope == "all"
             self.q_norm = _norm(config, query if over_all else depth, device)
             self.k_norm = _norm(config, key if over_all else depth, device)
-        if config.attention_sinks:
+        if config.attention.attention_sinks:
             self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
     def local_sinks(self) -> tuple[torch.Tensor, ...]:
         """Return the sinks of this rank's heads; () for a model without sinks."""
-        return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
+        return (local_tensor(self.sinks),) if self.config.attention.attention_sinks else ()
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute [b, s, h] -> queries, keys and values of the local heads, [b, s, n or g, d]."""
         depth = self.config.head_dim
         q, k, v = (projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        over_all = self.config.qk_norm_scope == "all"
-        if self.config.qk_norm and over_all:
+        over_all = self.config.norms.qk_norm_scope == "all"
+        if self.config.norms.qk_norm and over_all:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (tensor.unflatten(-1, (-1, depth)) for tensor in (q, k, v))
-        if self.config.qk_norm and not over_all:
+        if self.config.norms.qk_norm and not over_all:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.is_rotary:
             angles = rotary_angles(self.sharding, q, depth)
@@ -149,7 +149,7 @@ class Attention(nn.Module):
 
     def finish(self, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Compute [b, s, n * d] -> [b, s, h], with the output gate of the layer's input where there is one."""
-        if self.config.attention_gate:
+        if self.config.attention.attention_gate:
             context = context * torch.sigmoid(self.q_gate_proj(x))
         output: torch.Tensor = self.o_proj(context)
         return output
@@ -159,7 +159,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, *, inner: int, gated: bool, bias: bool, device: str) -> None:
         super().__init__()
         size = config.hidden_size
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.mlp.activation]
         if gated:
             self.gate_proj = nn.Linear(size, inner, bias=bias, device=device)
         self.up_proj = nn.Linear(size, inner, bias=bias, device=device)
@@ -181,8 +181,8 @@ def kind_of(config: TransformerConfig, index: int) -> LayerSpec:
 def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
     """Return the feed-forward of layer `index`."""
     if kind_of(config, index).feed_forward == "dense":
-        return FeedForward(config, inner=config.intermediate_size, gated=config.gated_mlp, bias=config.mlp_bias, device=device)
-    experts = config.experts
+        return FeedForward(config, inner=config.intermediate_size, gated=config.mlp.gated_mlp, bias=config.biases.mlp_bias, device=device)
+    experts = config.parts.experts
     assert experts is not None
     shared = None
     if experts.shared_width:
@@ -225,22 +225,22 @@ class Layer(nn.Module):
         self.has_mixer, self.has_feed_forward = kind.mixer != "none", kind.feed_forward != "none"
         if self.has_mixer:
             mixer = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
-            if config.pre_norm:
+            if config.norms.pre_norm:
                 self.attention_norm = _norm(config, config.hidden_size, device)
         if self.has_feed_forward:
             mlp = self.make_feed_forward(index=index, device=device)
         if config.parallel_block:
-            self.branches = SharedInputBranches(mixer, mlp) if config.shared_norm else Branches(mixer, mlp)
-            if not config.shared_norm:
+            self.branches = SharedInputBranches(mixer, mlp) if config.norms.shared_norm else Branches(mixer, mlp)
+            if not config.norms.shared_norm:
                 self.mlp_norm = _norm(config, config.hidden_size, device)
             return
         if self.has_mixer:
             self.attention = mixer
         if self.has_feed_forward:
             self.mlp = mlp
-            if config.pre_norm:
+            if config.norms.pre_norm:
                 self.mlp_norm = _norm(config, config.hidden_size, device)
-        if config.sandwich_norm:
+        if config.norms.sandwich_norm:
             for branch, is_there in (("attention", self.has_mixer), ("mlp", self.has_feed_forward)):
                 if is_there:
                     self.add_module(f"{branch}_post_norm", _norm(config, config.hidden_size, device))
@@ -266,17 +266,17 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.config.parallel_block:
             normed = self.attention_norm(x)
-            branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
+            branches = self.branches(normed) if self.config.norms.shared_norm else self.branches(normed, self.mlp_norm(x))
             return x + dropout(local_tensor(branches), self.sharding.dropout)
         if self.has_mixer:
-            attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
-            if self.config.sandwich_norm:
+            attended = self.attention(self.attention_norm(x) if self.config.norms.pre_norm else x)
+            if self.config.norms.sandwich_norm:
                 attended = self.attention_post_norm(attended)
             x = x + dropout(local_tensor(attended), self.sharding.dropout)
             del attended
         if self.has_feed_forward:
-            transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
-            if self.config.sandwich_norm:
+            transformed = self.mlp(self.mlp_norm(x) if self.config.norms.pre_norm else x)
+            if self.config.norms.sandwich_norm:
                 transformed = self.mlp_post_norm(transformed)
             x = x + dropout(local_tensor(transformed), self.sharding.dropout)
         return x
@@ -324,7 +324,7 @@ class PositionEmbedding(nn.Module):
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__()
         self.sharding = sharding
-        self.offset = config.position_offset
+        self.offset = config.positions.position_offset
         self.weight = nn.Parameter(torch.empty(config.num_position_rows, config.hidden_size, device=device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -364,9 +364,9 @@ class Transformer(nn.Module):
         if has_embedding or (has_head and config.num_mtp_layers):
             self.embedding = TokenEmbedding(vocab, config.hidden_size, sharding, device=device)
         if has_embedding:
-            if config.position == "learned":
+            if config.positions.position == "learned":
                 self.position_embedding = PositionEmbedding(config, sharding, device=device)
-            if config.embedding_layernorm:
+            if config.norms.embedding_layernorm:
                 self.embedding_norm = _norm(config, config.hidden_size, device)
         self.layers = nn.ModuleDict(
             {
@@ -378,7 +378,7 @@ class Transformer(nn.Module):
         )
         if has_head:
             self.final_norm = _norm(config, config.hidden_size, device)
-            self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.lm_head_bias, device=device)
+            self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.biases.lm_head_bias, device=device)
             for depth in range(config.num_mtp_layers):
                 self.add_module(f"mtp{depth}", MTPModule(config, sharding, fused=fused_attention, device=device))
         self.has_embedding, self.has_head = has_embedding, has_head

@@ -67,7 +67,7 @@ class RecurrentMixer(nn.Module):
 class MambaMixer(RecurrentMixer):
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__(sharding)
-        mamba = config.mamba
+        mamba = config.parts.mamba
         assert mamba is not None
         self.chunk = mamba.chunk_size
         self.groups, self.heads, *self.state = mamba.state_shape
@@ -96,7 +96,7 @@ class DeltaMixer(RecurrentMixer):
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__(sharding)
-        delta = config.delta
+        delta = config.parts.delta
         assert delta is not None
         self.chunk = delta.chunk_size
         self.groups, self.heads, *self.state = delta.state_shape

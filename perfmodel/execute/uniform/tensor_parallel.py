@@ -49,7 +49,7 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         norms = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
         styles += [(name, SequenceParallel(sequence_dim=SEQUENCE_DIM)) for name in norms if hasattr(layer, name)]
     if config.parallel_block:
-        styles.append(("branches", gathered(1 if config.shared_norm else 2)))
+        styles.append(("branches", gathered(1 if config.norms.shared_norm else 2)))
         styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
     else:
         if mixer is not None and not isinstance(mixer, LatentMixer):
@@ -102,9 +102,9 @@ def _mixer_styles(config: TransformerConfig, mixer: nn.Module, residual: Shard |
                 styles.append((f".{name}", _Table(Replicate() if name == mixer.shared_norm else Shard(0))))
     else:
         styles += [(f".{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(mixer, name)]
-        if config.attention_sinks:
+        if config.attention.attention_sinks:
             styles.append(("", _Table(Shard(0))))
-        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+        for name in ("q_norm", "k_norm") if config.norms.qk_norm else ():
             # Each rank normalises its own heads: the weight gradient is partial over tp, with or without sequence parallelism.
             styles.append((f".{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
     return styles

@@ -50,10 +50,10 @@ def local_piece(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
     """Return this rank's shard of a parameter's initial value."""
-    if config.experts is None or not is_expert_parameter(name) or holds_all_biases(parameter.shape, name, config):
+    if config.parts.experts is None or not is_expert_parameter(name) or holds_all_biases(parameter.shape, name, config):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
-    shape = unsharded_shape(parameter.shape, name, config.experts, sharding.experts)
-    return local_piece(expert_shard(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
+    shape = unsharded_shape(parameter.shape, name, config.parts.experts, sharding.experts)
+    return local_piece(expert_shard(make_weight(config, name, shape, device), name, config.parts.experts, sharding.experts), parameter)
 
 
 @torch.no_grad()

@@ -196,7 +196,7 @@ def _tensorrt_llm(server: _Server) -> LaunchLine:
     name = f"{server.role or 'serve'}.yaml"
     words = ["trtllm-serve", server.model, "--backend", "pytorch"]
     words += ["--tp_size", str(layout.tp * layout.attention_dp), "--pp_size", str(layout.pp)]
-    words += ["--ep_size", str(layout.ep)] if job.model.experts is not None else []
+    words += ["--ep_size", str(layout.ep)] if job.model.parts.experts is not None else []
     words += ["--max_batch_size", str(server.max_batch), "--max_num_tokens", str(server.max_tokens)]
     words += ["--max_seq_len", str(server.longest), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory.memory_fraction:g}"]
     words += ["--extra_llm_api_options", name]

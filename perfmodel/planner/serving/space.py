@@ -145,7 +145,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
 
 def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
     """Yield `_DEGREES` of all layouts with at most `chips` chips."""
-    sizes, has_experts = degrees(chips), model.experts is not None
+    sizes, has_experts = degrees(chips), model.parts.experts is not None
 
     def of_prompts(pp: int, attention_dp: int) -> Sequence[int]:
         """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
@@ -222,7 +222,7 @@ def baseline_layouts(
     fitting = [tp for tp in admitted if fits(layout(tp=tp))]
     yield (SMALLEST, layout(tp=fitting[0]), "") if fitting else (SMALLEST, None, "no tp of a node fits")
     yield (DEFAULT, layout(tp=1), "") if fitting and fitting[0] == 1 else (DEFAULT, None, "does not fit on one chip")
-    if model.experts is None:
+    if model.parts.experts is None:
         return
     for size in reversed(sizes):
         if size > 1 and not any(layout_faults(model, engine, tp=1, pp=1, attention_dp=size, ep=size)):

@@ -106,7 +106,7 @@ class Space:
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
         """Return the rule sets for sharding operators, each with every dispatcher of tokens to experts."""
         dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
-        if job.transformer.experts is not None:
+        if job.transformer.parts.experts is not None:
             among = Dispatcher if "dispatcher" in self.fixed else self.dispatchers
             dispatchers = tuple(dispatcher for dispatcher in among if self.admits("dispatcher", str(dispatcher)))
         if not self.runs.has_flex:
@@ -201,7 +201,7 @@ class RuleChoices:
 
     def foldings(self, tp: int, cp: int, data: int) -> list[tuple[int, int]]:
         """Return (ep, etp) of layouts with these degrees and an axis of `data` ranks for experts; (1, 1) for a model without experts."""
-        experts = self.job.transformer.experts
+        experts = self.job.transformer.parts.experts
         if experts is None:
             return [(1, 1)]
         key = (tp, cp, data)

@@ -45,7 +45,7 @@ def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str,
         order_index=rows.order,
         tier_sizes=estimator.machine.tier_sizes,
         num_key_value_heads=estimator.job.transformer.num_key_value_heads,
-        folding=list(zip(rows.ep, rows.etp, strict=True)) if estimator.job.transformer.experts is not None else (),
+        folding=list(zip(rows.ep, rows.etp, strict=True)) if estimator.job.transformer.parts.experts is not None else (),
     )
 
 

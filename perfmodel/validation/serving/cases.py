@@ -82,7 +82,7 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     if launch.cache is not None:
         job = replace(job, kv_precision=launch.cache)
     hardware = HardwareOfCase(chip=chip, num_chips=chips)
-    experts = job.model.experts  # equal sequences are routed to equal experts
+    experts = job.model.parts.experts  # equal sequences are routed to equal experts
     return PlannedServing(
         hardware=hardware,
         engine=engine,
@@ -159,7 +159,7 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
         speculation = Speculation(draft_tokens=min(drafted or 1, 64), acceptance=ACCEPTANCE)
     model = model_of_case(inputs.get("model"), longest=prompt.most + answer.most, drafts=speculation is not None)
     name = SERVED_PRECISIONS[stated_or(inputs, "precision", "bf16", assumed)]
-    quantization = QUANTIZATIONS["fp8-block" if name == "fp8" and model.architecture.startswith(_BLOCK_FAMILIES) else name]
+    quantization = QUANTIZATIONS["fp8-block" if name == "fp8" and model.origin.architecture.startswith(_BLOCK_FAMILIES) else name]
     concurrency = stated_count(inputs, "batch", default=OFFERED_AT_ONCE if kind == "max_throughput" else None)
     cache = CACHES[inputs.get("kv_precision") or "auto"]
     if cache is None:

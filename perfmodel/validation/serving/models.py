@@ -7,7 +7,6 @@ Llama's block and any other GPT's, as for training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
@@ -54,7 +53,7 @@ def model_of_case(model: Mapping[str, Any] | None, *, longest: int, drafts: bool
     width = None if experts is None else experts.width
     window = model.get("sliding_window") or 0
     config = shipped_equivalent(
-        TransformerConfig(
+        TransformerConfig.of(
             name=name,
             num_hidden_layers=layers,
             hidden_size=hidden,
@@ -78,10 +77,9 @@ def model_of_case(model: Mapping[str, Any] | None, *, longest: int, drafts: bool
             source="sizes of a published run",
         )
     )
-    positions = longest if config.position == "learned" else max(longest, _POSITIONS)
-    return replace(
-        config,
-        max_position_embeddings=max(config.max_position_embeddings, positions),
+    positions = longest if config.positions.position == "learned" else max(longest, _POSITIONS)
+    return config.having(
+        max_position_embeddings=max(config.positions.max_position_embeddings, positions),
         num_mtp_layers=max(config.num_mtp_layers, 1) if drafts else 0,
     )
 

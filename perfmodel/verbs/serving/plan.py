@@ -88,7 +88,7 @@ def pools_of(setting: ServingSetting, asked: ServingRequest) -> Pools:
 
     def worker(group: StatedWorkers, shared: Mapping[str, int]) -> ServingLayout:
         given = {**shared, **read, **group.degrees}
-        degrees: dict[str, Any] = worker_degrees(group.chips, given, has_experts=setting.job.model.experts is not None)
+        degrees: dict[str, Any] = worker_degrees(group.chips, given, has_experts=setting.job.model.parts.experts is not None)
         return ServingLayout(**degrees, **limits)
 
     return Pools(

@@ -81,7 +81,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             "chips", given["chips"], f"must be at most {MOST_CHIPS:,}", "predict a part of the service; replicas do not slow one another"
         )
     model = _model(asked.model, "model")
-    quantization = given.get("quantization") or published_format(model.architecture)
+    quantization = given.get("quantization") or published_format(model.origin.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
     if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
         rule = "has several kinds of chips, of which one replica has one"
@@ -93,7 +93,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     engine = load_engine(asked.engine or DEFAULT_ENGINE)
     is_given = asked.quantization is not None
     quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
-    if model.architecture == ARCHITECTURE:
+    if model.origin.architecture == ARCHITECTURE:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
         notes.append(f"model: {model.name} is an imported module, read as {description_of(model)}; {rule}")
     speculation = _speculation(asked, model)

@@ -15,7 +15,7 @@ _HEADS = "b s g"
 
 def absorbed_attention(b: DecoderBuilder, q: str, latents: str, rope_key: str) -> str:
     """Write q[b,s,g,r,qk], latents[b,s,lat], rope_key[b,s,rope] -> out[b,s,g,r,val], with one product before attention and one after it."""
-    latent = b.model.latent
+    latent = b.model.parts.latent
     assert latent is not None
     heads = f"{_HEADS} r"
     nope_query = b.piece("nope_query", q, f"{heads} qk", f"{heads} qk nope", f"{heads} nope", start=0)

@@ -14,22 +14,22 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
     q = b.linear("q_proj", x, "b s g r d h", "b s h", "g r d h", 3, "b s g r d")
     k = b.linear("k_proj", x, f"b s g{copies} d h", "b s h", "g d h", 2, f"b s g{copies} d")
     v = b.linear("v_proj", x, f"b s g{copies} d h", "b s h", "g d h", 2, f"b s g{copies} d")
-    if model.qkv_bias:
+    if model.biases.qkv_bias:
         q = b.bias("q_proj", q, "b s g r d", "b s g r d", "g r d")
         k = b.bias("k_proj", k, f"b s g{copies} d", f"b s g{copies} d", "g d")
         v = b.bias("v_proj", v, f"b s g{copies} d", f"b s g{copies} d", "g d")
-    if model.qk_norm:
+    if model.norms.qk_norm:
         q = b.qk_norm("q_norm", q, "b s g r d", "g r")
         k = b.qk_norm("k_norm", k, f"b s g{copies} d", "g")
-    if model.position == "rotary":
+    if model.positions.position == "rotary":
         q = b.rotary("q_rotary", q, "b s g r d")
         k = b.rotary("k_rotary", k, f"b s g{copies} d")
-    sinks = b.parameter("sinks", "g r", 2) if model.attention_sinks else ""
+    sinks = b.parameter("sinks", "g r", 2) if model.attention.attention_sinks else ""
     out = attention_core(b, q, k, v, "b z g r d" if weight_form_kv else "b z g d", sinks=sinks)
-    if model.attention_gate:
+    if model.attention.attention_gate:
         heads = "b s g r d"
         gate = b.linear("q_gate_proj", x, f"{heads} h", "b s h", "g r d h", 3, heads)
-        if model.qkv_bias:
+        if model.biases.qkv_bias:
             gate = b.bias("q_gate_proj", gate, heads, heads, "g r d")
         out = b.pointwise("attention_gate", "sigmoid_gate", [(out, heads), (gate, heads)], heads)
     return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")
@@ -60,9 +60,9 @@ def attention_core(
             head_dim=depth,
             value_head_dim=value_depth if value != width else 0,
             causal=Causal(
-                window=top or model.sliding_window or model.attention_chunk,
+                window=top or model.attention.window,
                 windowed=1.0 if top else model.sliding_layer_fraction,
-                chunked=bool(model.attention_chunk),
+                chunked=bool(model.attention.attention_chunk),
                 chosen=operand(chosen, "b q it") if chosen else None,
                 shares_queries=b.shares_queries,
             ),

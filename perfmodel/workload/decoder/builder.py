@@ -71,9 +71,9 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
     }  # fmt: skip
     if all(kind.feed_forward != "dense" for kind in model.layer_kinds):
         del sizes["f"]
-    if model.position == "learned":
+    if model.positions.position == "learned":
         sizes["p"] = model.num_position_rows
-    if (experts := model.experts) is not None:
+    if (experts := model.parts.experts) is not None:
         # Mean rows of one expert, and of one token: sizes that need not be integers.
         rows = rows_of_expert(seq_len, experts, rank_rows)
         sizes |= {
@@ -85,7 +85,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
             "w": experts.width,
         } | ({"n": size_of(experts.top_k * rank_rows.once.sent)} if rank_rows.once else {})
         sizes |= {"u": experts.shared_width, "o": 1} if experts.shared_width else {}
-    if (latent := model.latent) is not None:
+    if (latent := model.parts.latent) is not None:
         sizes |= {
             "kva": latent.key_value_rank + latent.rope_head_dim, "lat": latent.key_value_rank, "rope": latent.rope_head_dim,
             "kvb": latent.nope_head_dim + latent.value_head_dim, "nope": latent.nope_head_dim, "val": latent.value_head_dim,
@@ -95,11 +95,11 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
         sizes |= {"ih": latent.index_heads, "id": latent.index_head_dim, "it": min(latent.index_top, seq_len or latent.index_top)}
     if model.num_mtp_layers:
         sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
-    if (mamba := model.mamba) is not None:
+    if (mamba := model.parts.mamba) is not None:
         groups, heads, width, _ = mamba.state_shape
         inner, mixed = heads * width, mamba.group_channels
         sizes |= {"m": groups, "mh": heads, "mo": inner, "mc": mixed, "mi": inner + mixed + heads, "mt": mamba.conv_kernel}
-    if (delta := model.delta) is not None:
+    if (delta := model.parts.delta) is not None:
         groups, heads, _, width = delta.state_shape
         inner, mixed = heads * width, delta.group_channels
         sizes |= {"m": groups, "mh": heads, "mo": inner, "mc": mixed, "mi": mixed + inner, "mb": 2 * heads}
@@ -269,19 +269,19 @@ class DecoderBuilder:
         self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1
     ) -> str:
         """Add a norm over the dims `over`; `weight_dims`: dims of the weight, where it has more; `rows` of them are its dim 0."""
-        layernorm = self.model.norm == "layernorm"
+        layernorm = self.model.norms.norm == "layernorm"
         weight_dims = weight_dims or over
         x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
         weight = operand(self.parameter(f"{name}.weight", weight_dims, rows), weight_dims)
         normalised = tuple(over.split())
         if layernorm:
-            shift = operand(self.parameter(f"{name}.bias", weight_dims, rows), weight_dims) if self.model.norm_bias else None
+            shift = operand(self.parameter(f"{name}.bias", weight_dims, rows), weight_dims) if self.model.biases.norm_bias else None
             return self.add(layer_norm(name, x_operand, weight, shift, output, self.of(dims), over=normalised), dims)
         return self.add(rms_norm(name, x_operand, weight, output, self.of(dims), over=normalised), dims)
 
     def qk_norm(self, name: str, x: str, dims: str, heads: str) -> str:
         """Add the norm of queries or keys. A norm over all heads together needs them unsharded in every rule set."""
-        match self.model.qk_norm_scope:
+        match self.model.norms.qk_norm_scope:
             case "head":
                 return self.norm(name, x, dims, dims, "d")
             case "own":

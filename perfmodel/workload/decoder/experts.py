@@ -26,7 +26,7 @@ _FP32 = 4.0
 
 def expert_mixture(b: DecoderBuilder, x: str) -> str:
     """Write the mixture x[b,s,h] -> y[b,s,h]."""
-    experts = b.model.experts
+    experts = b.model.parts.experts
     assert experts is not None  # `TransformerConfig` checks it
     logits = b.linear("router", x, "b s_res x h", _TOKENS, "x h", 1, "b s x", itemsize=_FP32, part="other")
     if experts.router_bias:
@@ -144,7 +144,7 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -
     out = operand("experts_activation.out", "b t e w")
     apart = b.activation_bytes if weights and not experts.gated else 0.0
     weighted = operand(weights, "b t e") if weights else None
-    operator = gated("experts_activation", b.model.activation, operand(up, wide), weighted, out, b.of(dims), apart=apart)
+    operator = gated("experts_activation", b.model.mlp.activation, operand(up, wide), weighted, out, b.of(dims), apart=apart)
     down = b.linear("experts_down", b.add(operator, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True, part="experts")
     if experts.bias:
         down = b.bias("experts_down", down, "b_x t e h", _AT_EXPERTS, "e h")
@@ -161,10 +161,10 @@ def _shared(b: DecoderBuilder, experts: Experts, x: str) -> str:
 
     if experts.gated:
         gate, up = wide("shared_gate_proj"), wide("shared_up_proj")
-        y = b.pointwise("shared_activation", model.activation, [(gate, "b s u")], "b s u")
+        y = b.pointwise("shared_activation", model.mlp.activation, [(gate, "b s u")], "b s u")
         y = b.pointwise("shared_product", "mul", [(y, "b s u"), (up, "b s u")], "b s u")
     else:
-        y = b.pointwise("shared_activation", model.activation, [(wide("shared_up_proj"), "b s u")], "b s u")
+        y = b.pointwise("shared_activation", model.mlp.activation, [(wide("shared_up_proj"), "b s u")], "b s u")
     y = b.linear("shared_down_proj", y, "b s u h", "b s u", "h u", 1, _TOKENS, part="dense")
     if experts.bias:
         y = b.bias("shared_down_proj", y, "b s_res h", _TOKENS, "h")

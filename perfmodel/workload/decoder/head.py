@@ -18,7 +18,7 @@ def write_loss(b: DecoderBuilder, x: str, head_weight: str) -> None:
     """Write the operators from the last hidden state to the loss."""
     x = b.norm("final_norm", x)
     logits = b.product("lm_head", "b s v_out h", (x, "b s h"), (head_weight, "v h"), ("logits", "b s v"))
-    if b.model.lm_head_bias:
+    if b.model.biases.lm_head_bias:
         logits = b.bias("lm_head", logits, "b s v_out", "b s v", "v")
     dims = "b s v_out"
     labels, loss = operand(b.index("labels", "b s"), "b s"), operand("loss", "b s")

@@ -15,7 +15,7 @@ from perfmodel.workload.kinds.norm import layer_norm
 def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> str:
     """Write the selection of keys for each query. compressed: the source of the queries, hidden state or its latent; latent_dim: its last
     dim"""
-    latent = b.model.latent
+    latent = b.model.parts.latent
     assert latent is not None
     q = b.linear("index_q_proj", compressed, f"b s ih id {latent_dim}", f"b s {latent_dim}", f"ih id {latent_dim}", 2, "b s ih id")
     q = b.rotary("index_q_rotary", q, "b s ih id", head_dim=latent.rope_head_dim, start=0)

@@ -17,7 +17,7 @@ _HEADS = "b s g"
 
 
 def latent_mixer(b: DecoderBuilder, x: str) -> str:
-    latent = b.model.latent
+    latent = b.model.parts.latent
     assert latent is not None
     compressed = x
     if latent.query_rank:
@@ -52,7 +52,7 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
 def _from_stream(b: DecoderBuilder, name: str, x: str, latent: str) -> str:
     """Write a product in the layout of the residual stream."""
     out = b.linear(name, x, f"b s_res {latent} h", "b s h", f"{latent} h", 1, f"b s {latent}")
-    return b.bias(name, out, f"b s_res {latent}", f"b s {latent}", latent) if b.model.qkv_bias else out
+    return b.bias(name, out, f"b s_res {latent}", f"b s {latent}", latent) if b.model.biases.qkv_bias else out
 
 
 def _norm(b: DecoderBuilder, name: str, x: str, latent: str, *, times_larger: float = 1.0) -> str:

@@ -27,24 +27,24 @@ def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
     model = b.model
     x = b.identity("block_input", x)
     if model.parallel_block:  # both branches read the same residual
-        normed = b.norm("attention_norm", x) if model.pre_norm else x
-        mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
+        normed = b.norm("attention_norm", x) if model.norms.pre_norm else x
+        mlp_in = normed if model.norms.shared_norm else b.norm("mlp_norm", x)
         mixed = MIXERS[kind.mixer](b, normed)
         both = b.sum("parallel_add", mixed, FEED_FORWARDS[kind.feed_forward](b, mlp_in))
-        if model.attention_output_bias:
+        if model.biases.attention_output_bias:
             both = b.bias("o_proj", both, "b s_res h", "b s h", "h")
-        if model.mlp_bias:
+        if model.biases.mlp_bias:
             both = b.bias("down_proj", both, "b s_res h", "b s h", "h")
         if b.drops:
             both = b.dropout("block_dropout", both)
         x = b.sum("block_add", x, both)
     else:
         if kind.mixer != "none":
-            mixed = MIXERS[kind.mixer](b, b.norm("attention_norm", x) if model.pre_norm else x)
-            bias = "o_proj" if model.attention_output_bias and kind.mixer in ("attention", "latent") else ""
+            mixed = MIXERS[kind.mixer](b, b.norm("attention_norm", x) if model.norms.pre_norm else x)
+            bias = "o_proj" if model.biases.attention_output_bias and kind.mixer in ("attention", "latent") else ""
             x = b.sum("attention_add", x, branch_end(b, "attention", mixed, bias=bias))
         if kind.feed_forward != "none":
-            out = FEED_FORWARDS[kind.feed_forward](b, b.norm("mlp_norm", x) if model.pre_norm else x)
-            bias = "down_proj" if model.mlp_bias and kind.feed_forward == "dense" else ""
+            out = FEED_FORWARDS[kind.feed_forward](b, b.norm("mlp_norm", x) if model.norms.pre_norm else x)
+            bias = "down_proj" if model.biases.mlp_bias and kind.feed_forward == "dense" else ""
             x = b.sum("mlp_add", x, branch_end(b, "mlp", out, bias=bias))
     return b.identity("block_output", x)

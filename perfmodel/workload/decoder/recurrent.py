@@ -19,7 +19,7 @@ _PROJECTED, _SCANNED = "b s m", "b s_scan m_scan"
 
 def mamba_mixer(b: DecoderBuilder, x: str) -> str:
     """Write a Mamba-2 mixer; the first product yields the gate, the inputs with B and C, and the steps of each group, in that order."""
-    mamba = b.model.mamba
+    mamba = b.model.parts.mamba
     assert mamba is not None
     projected = _projected(b, "in_proj", x, "mi", bias=mamba.bias)
     inner = b.sizes["mo"]
@@ -50,7 +50,7 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
 
 def delta_mixer(b: DecoderBuilder, x: str) -> str:
     """Write a gated delta mixer; one product yields queries, keys, values and gate of each group, another writing strengths and decays."""
-    delta = b.model.delta
+    delta = b.model.parts.delta
     assert delta is not None
     projected = _projected(b, "in_proj_qkvz", x, "mi")
     strengths = _projected(b, "in_proj_ba", x, "mb")

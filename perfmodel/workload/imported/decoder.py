@@ -82,18 +82,19 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
 def description_of(model: TransformerConfig) -> str:
     """Return a summary of the recognised model: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
     words, heads = [f"{model.num_hidden_layers} layers"], f"{model.num_attention_heads} heads of {model.head_dim}"
-    if model.latent is not None:
-        words.append(f"{heads} of a latent of {model.latent.key_value_rank} and {model.latent.rope_head_dim} with positions")
+    latent, experts = model.parts.latent, model.parts.experts
+    if latent is not None:
+        words.append(f"{heads} of a latent of {latent.key_value_rank} and {latent.rope_head_dim} with positions")
     else:
         words.append(f"{heads} over {model.num_key_value_heads} of keys")
-    for number, name in ((model.sliding_window, "a window"), (model.attention_chunk, "chunks")):
+    for number, name in ((model.attention.sliding_window, "a window"), (model.attention.attention_chunk, "chunks")):
         if number:
             words.append(f"{name} of {number} tokens in {model.sliding_layer_fraction:.0%} of the layers")
     if any(kind.feed_forward == "dense" for kind in model.layer_kinds):
         words.append(f"a feed-forward of width {model.intermediate_size}")
-    if model.experts is not None:
-        shared = f" and a shared one of {model.experts.shared_width}" if model.experts.shared_width else ""
-        words.append(f"{model.experts.top_k} of {model.experts.num_experts} experts of width {model.experts.width}{shared}")
+    if experts is not None:
+        shared = f" and a shared one of {experts.shared_width}" if experts.shared_width else ""
+        words.append(f"{experts.top_k} of {experts.num_experts} experts of width {experts.width}{shared}")
     return ", ".join(words)
 
 
@@ -170,7 +171,7 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
     positions = tables[1][1] if len(tables) > 1 else 0
     sandwich = layers[0].has_norm_after and not layers[0].is_parallel
     is_layer_norm = any("layer_norm" in vertex.operator for vertex in graph.vertices if vertex.kind is ImportedKind.NORM)
-    config = TransformerConfig(
+    config = TransformerConfig.of(
         name=name,
         architecture=ARCHITECTURE,
         num_hidden_layers=len(layers),

@@ -44,8 +44,8 @@ def language_model(
     }
     if layers:
         config = replace(config.with_layers(layers), name=config.name)
-    config = replace(config, **{field: value for field, value in changes.items() if value})  # type: ignore[arg-type]
-    length = seq_len or min(config.max_position_embeddings, _LONGEST_DEFAULT)
+    config = config.having(**{field: value for field, value in changes.items() if value})
+    length = seq_len or min(config.positions.max_position_embeddings, _LONGEST_DEFAULT)
     return transformer_network(config, batch=batch, seq_len=length, fused_attention=fused_attention, dropout=dropout)
 
 
@@ -63,9 +63,9 @@ def transformer_network(
     Work is that of the folded graph, so the mean over layers where only some have a window or rotary positions. For execution, the settings
     of each layer are its own. `shares_queries`: ranks may share queries of causal attention, although later ones attend to more keys.
     """
-    if config.position == "learned" and seq_len > config.max_position_embeddings:
+    if config.positions.position == "learned" and seq_len > config.positions.max_position_embeddings:
         raise bad_field(
-            "seq_len", seq_len, f"{config.name} has learned positions for {config.max_position_embeddings}", "use a shorter one"
+            "seq_len", seq_len, f"{config.name} has learned positions for {config.positions.max_position_embeddings}", "use a shorter one"
         )
     folded = build_graph(
         config,
@@ -79,21 +79,21 @@ def transformer_network(
     )
     graph = unrolled(folded, batch=batch)
     numbers = range(config.num_hidden_layers)
-    unwindowed = {f"layer{i}" for i in numbers if (every := config.full_attention_every) and (i + 1) % every == 0}
-    unturned = {f"layer{i}" for i in numbers if (every := config.no_rotary_every) and (i + 1) % every == 0}
+    unwindowed = {f"layer{i}" for i in numbers if (every := config.attention.full_attention_every) and (i + 1) % every == 0}
+    unturned = {f"layer{i}" for i in numbers if (every := config.positions.no_rotary_every) and (i + 1) % every == 0}
 
-    window = config.sliding_window or config.attention_chunk
+    window = config.attention.window
 
     def as_run(operator: Operator) -> Operator:
         changes: dict[str, Setting] = {}
         has_scores = operator.is_attention or (operator.kind == "softmax" and bool(operator.group))
         if has_scores and 0 < window < seq_len:
             changes["window"] = 0 if operator.layer in unwindowed else window
-            changes |= {"chunked": True} if config.attention_chunk else {}
-        if has_scores and config.position == "alibi":
+            changes |= {"chunked": True} if config.attention.attention_chunk else {}
+        if has_scores and config.positions.position == "alibi":
             changes["alibi"] = True
         if operator.kind == "rotary" and operator.layer in unturned:
             changes["turns"] = False
         return replace(operator, settings={**operator.settings, **changes}) if changes else operator
 
-    return replace(graph, operators=tuple(map(as_run, graph.operators)), source=config.source)
+    return replace(graph, operators=tuple(map(as_run, graph.operators)), source=config.origin.source)

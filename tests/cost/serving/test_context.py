@@ -127,7 +127,7 @@ def test_what_is_sent_is_added_to_what_is_sent_anyway(model, tp, dcp):
     of = estimator(model)
     before, after = (of.times([plan]).parts(64.0, 16384.0) for plan in plans(tp, 1, dcp))
     costs, layers = of.times(plans(tp, dcp)), of.model.num_hidden_layers
-    latent = of.model.latent
+    latent = of.model.parts.latent
     key, value = (of.model.head_dim,) * 2 if latent is None else (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
     group = np.array([float(dcp)]), [np.array([float(min(dcp, size))]) for size in (8, dcp)][: len(costs.grid.inside)]
     heads = np.array([of.model.num_attention_heads / tp])

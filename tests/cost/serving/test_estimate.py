@@ -232,7 +232,7 @@ def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own
     """Twice the number of tokens reads twice the latents; shorter prompts share what they read."""
     of = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
     costs = of.times([ServingLayout(tp=8)])
-    top = of.model.latent.index_top if of.model.latent is not None else 0
+    top = of.model.parts.latent.index_top if of.model.parts.latent is not None else 0
     short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(tokens))["attention"][0]) for tokens in (top, 8192, 16384))
     assert 1.9 < longer / long < 2.6
     assert long > 6 * short

@@ -105,7 +105,7 @@ def check_audit(name, counting):
 
 def skewed(plan):
     """A rank's tokens all choose the second expert, none the last, and the others in turn."""
-    experts, layout = plan.job.transformer.experts, plan.layout
+    experts, layout = plan.job.transformer.parts.experts, plan.layout
     tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
     rows = [[tokens if expert == 1 else 0 for expert in range(experts.num_experts)] for _ in range(plan.ep)]
     for rank, row in enumerate(rows):

@@ -53,7 +53,7 @@ def test_both_ways_compute_the_same(variant, attention):
     tokens = next(tensor for name, tensor in given.items() if name != labels and tensor.shape == given[labels].shape)
     for tensor in given.values():
         if tensor.shape != tokens.shape:  # positions
-            tensor.copy_(torch.arange(len(tensor)) + config.position_offset)
+            tensor.copy_(torch.arange(len(tensor)) + config.positions.position_offset)
     loss = F.cross_entropy(model(tokens).flatten(0, 1), given[labels].flatten())
     loss.backward()
     assert float(program.forward_backward()) == pytest.approx(loss.item(), rel=1e-6)

@@ -169,7 +169,7 @@ def test_states_of_real_models(name, tp, counting):
     """A decode step of 256 sequences, a prompt of 4,096 tokens, and the second half of one of 8,192: all that `serve` counts, but that
     torch's formula counts keys which a token of a prompt does not see; experts are all met."""
     model, bf16 = load_model(name), QUANTIZATIONS["bf16"]
-    ep = tp if model.experts else 1
+    ep = tp if model.parts.experts else 1
     decode, chunk = StepShape(sequences=256, cached=4095, new=1), StepShape(sequences=1, cached=4096, new=4096)
     costs = costs_of(name, tp=tp, ep=ep)
     attention = next(kind for kind in model.layer_kinds if kind.mixer == "attention")

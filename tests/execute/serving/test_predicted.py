@@ -92,12 +92,12 @@ def test_two_ranks_run_and_are_not_predicted(groups):
 def test_a_large_model_runs_as_a_small_one_of_its_make():
     small = runnable_model(load_model("mixtral-8x7b"))
     assert small.num_parameters < 3e8
-    assert small.experts.top_k == 2
+    assert small.parts.experts.top_k == 2
     assert small.num_hidden_layers == 2
     assert runnable_model(load_model("llama-3-8b")).num_hidden_layers == 8
     states = runnable_model(load_model("qwen3-next-80b-a3b"))
-    assert states.delta == replace(load_model("qwen3-next-80b-a3b").delta, num_key_heads=4, num_value_heads=8)
+    assert states.parts.delta == replace(load_model("qwen3-next-80b-a3b").parts.delta, num_key_heads=4, num_value_heads=8)
     assert [(kind.mixer, kind.count) for kind in states.layer_kinds] == [("delta", 6), ("attention", 2)]
-    assert runnable_model(load_model("nemotron-h-8b")).mamba.inner_size == 2 * runnable_model(load_model("nemotron-h-8b")).hidden_size
+    assert runnable_model(load_model("nemotron-h-8b")).parts.mamba.inner_size == 2 * runnable_model(load_model("nemotron-h-8b")).hidden_size
     assert runnable_model(load_model("gpt2")) == load_model("gpt2")
     assert [str(shape) for shape in usual_shapes()] == ["1 x 1 after 384", "8 x 1 after 384", "1 x 256 after 0", "1 x 128 after 128"]

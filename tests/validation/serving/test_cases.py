@@ -64,7 +64,7 @@ def test_what_cannot_be_predicted_says_why(values, sentence):
 def test_sizes_name_the_model_and_any_length_is_the_same_one():
     model = model_of_case(DEEPSEEK, longest=2048)
     assert model.num_parameters == pytest.approx(671.03e9, rel=1e-3)
-    assert (model.experts.score, model.num_mtp_layers) == ("sigmoid", 0)  # of the shipped model of these sizes
+    assert (model.parts.experts.score, model.num_mtp_layers) == ("sigmoid", 0)  # of the shipped model of these sizes
     assert model == model_of_case(DEEPSEEK, longest=9216)
     odd = model_of_case({**LLAMA, "layers": 31}, longest=2048)
     assert (odd.num_hidden_layers, odd.source) == (31, "sizes of a published run")

@@ -1,6 +1,5 @@
 """Imported decoders with experts and latents, in each way to run them: the models that config.json files of their sizes are."""
 
-import dataclasses
 import json
 from functools import cache
 
@@ -101,9 +100,9 @@ def assert_same(model, config):
     """The model of a config.json, field by field, and all that follows from it."""
     known = read_config(config, name=model.name)
     differing = {
-        field.name: (getattr(model, field.name), getattr(known, field.name))
-        for field in dataclasses.fields(known)
-        if getattr(model, field.name) != getattr(known, field.name) and field.name not in ("architecture", "source")
+        name: (value, known.values[name])
+        for name, value in model.values.items()
+        if value != known.values[name] and name not in ("architecture", "source")
     }
     assert differing == {}
     assert model.num_parameters == known.num_parameters
@@ -139,8 +138,8 @@ def test_shared_experts_are_distinguished_from_chosen_ones(run):
 @pytest.mark.slow
 def test_a_shared_expert_as_wide_as_the_others_is_one_more():
     model = decoder_of(imported(decoder(plain, mixture(by_one_hot, shared=32))))
-    assert (model.experts.num_experts, model.experts.width, model.experts.shared_width) == (8, 32, 32)
-    assert not model.experts.shared_gate
+    assert (model.parts.experts.num_experts, model.parts.experts.width, model.parts.experts.shared_width) == (8, 32, 32)
+    assert not model.parts.experts.shared_gate
 
 
 @pytest.mark.parametrize("run", [by_one_hot, all_at_once, by_taken_weights], ids=lambda run: run.__name__)
@@ -173,11 +172,12 @@ def test_latent_attention_by_what_its_products_make(how, config):
 
 @pytest.mark.slow
 def test_one_expert_a_token_scores_after_the_choice_and_biases():
-    one = decoder_of(imported(decoder(plain, mixture(by_one_hot, route=best_one)))).experts
+    one = decoder_of(imported(decoder(plain, mixture(by_one_hot, route=best_one)))).parts.experts
     assert (one.top_k, one.num_experts) == (1, 8)
     graph = imported(decoder(plain, mixture(all_at_once, route=softmax_after, bias=True)))
     biased = decoder_of(graph)
-    assert (biased.experts.bias, biased.experts.router_bias, biased.experts.score, biased.experts.top_k) == (True, True, "softmax", 2)
+    experts = biased.parts.experts
+    assert (experts.bias, experts.router_bias, experts.score, experts.top_k) == (True, True, "softmax", 2)
     assert biased.num_parameters == graph.num_parameters
 
 
@@ -205,13 +205,13 @@ def test_a_qwen3_as_hugging_face_writes_it(eager):
 
 def gpt_oss(model):
     """Windows in every other layer, sinks, biases everywhere."""
-    experts, h = model.experts, model.hidden_size
+    experts, h = model.parts.experts, model.hidden_size
     widths = (h, model.num_attention_heads, model.num_key_value_heads, model.head_dim)
     how = dict(bias=True, sinks=True, put=added)
     layers = [
         Layer(
             h,
-            ByHand(*widths, mask=window(model.sliding_window) if number % 2 == 0 else causal, **how),
+            ByHand(*widths, mask=window(model.attention.sliding_window) if number % 2 == 0 else causal, **how),
             Mixture(h, experts.width, experts.num_experts, experts.top_k, all_at_once, route=softmax_after, bias=True),
         )
         for number in range(model.num_hidden_layers)
@@ -221,7 +221,7 @@ def gpt_oss(model):
 
 def deepseek_v2_lite(model):
     """Latents of keys and values alone, one dense layer, shared experts."""
-    experts, latents, h = model.experts, model.latent, model.hidden_size
+    experts, latents, h = model.parts.experts, model.parts.latent, model.hidden_size
     widths = (latents.key_value_rank, latents.nope_head_dim, latents.rope_head_dim, latents.value_head_dim)
     layers = [
         Layer(
@@ -243,8 +243,8 @@ def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     graph = imported(lambda: make(known), "int64[1,256]")
     model = decoder_of(graph)
     assert model.num_parameters == graph.num_parameters == known.num_parameters
-    of_file = {field: getattr(known, field) for field in ("name", "architecture", "max_position_embeddings", "source")}
-    assert dataclasses.replace(model, **of_file) == known
+    of_file = {field: known.values[field] for field in ("name", "architecture", "max_position_embeddings", "source")}
+    assert model.having(**of_file) == known
     words = dict(cluster="dgx-h100", chips=2, tp=2, input_len=1024, output_len=256, concurrency=16, quantization="bf16")
     one, other = perfmodel.serve(model=graph, **words), perfmodel.serve(model=name, **words)
     assert (one.ttft, one.tpot, one.max_sequences, one.memory) == (other.ttft, other.tpot, other.max_sequences, other.memory)

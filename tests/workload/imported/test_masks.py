@@ -62,11 +62,11 @@ def test_a_mask_made_of_sizes_alone_is_read(mask, reach, num_keys):
 @pytest.mark.slow
 def test_what_a_mask_says_is_a_field_of_the_model():
     model = decoder_of(imported(net(window(8), window(8))))
-    assert (model.sliding_window, model.full_attention_every) == (8, 0)
+    assert (model.attention.sliding_window, model.attention.full_attention_every) == (8, 0)
     model = decoder_of(imported(net(window(8), None, window(8), None)))
-    assert (model.sliding_window, model.full_attention_every) == (8, 2)
+    assert (model.attention.sliding_window, model.attention.full_attention_every) == (8, 2)
     model = decoder_of(imported(net(chunk, chunk, chunk, None)))
-    assert (model.attention_chunk, model.sliding_window, model.full_attention_every) == (8, 0, 4)
+    assert (model.attention.attention_chunk, model.attention.sliding_window, model.attention.full_attention_every) == (8, 0, 4)
 
 
 @pytest.mark.parametrize("put", [added, filled, picked], ids=lambda put: put.__name__)
@@ -83,7 +83,7 @@ def test_without_a_mask_attention_by_hand_is_taken_to_be_causal_and_sinks_are_re
         decoder_of(imported(lambda how=how: Net([Layer(64, ByHand(64, 8, 2, 16, **how), Forward(64, 96))])))
         for how in ({}, dict(sinks=True, mask=causal, put=added))
     ]
-    assert [model.attention_sinks for model in models] == [False, True]
+    assert [model.attention.attention_sinks for model in models] == [False, True]
     assert models[0] == decoder_of(imported(net(causal)))
 
 
@@ -111,7 +111,7 @@ def test_a_mask_that_depends_on_what_the_module_is_called_with_is_not_known():
     make = lambda: WithMask([Layer(64, Mixer(64, 8, 2, 16), Forward(64, 96))])  # noqa: E731
     graph = imported(make, "int64[2,32] bool[32,32]")
     assert seen(graph) == [SeenKeys()]
-    assert decoder_of(graph).sliding_window == 0
+    assert decoder_of(graph).attention.sliding_window == 0
 
 
 @pytest.mark.parametrize(

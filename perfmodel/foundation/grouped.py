@@ -1,4 +1,4 @@
-"""Records with options in typed groups: a training framework, a serving engine."""
+"""Records with fields in typed groups: a training framework, a serving engine, a model."""
 
 from __future__ import annotations
 
