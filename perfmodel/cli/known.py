@@ -422,9 +422,9 @@ def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:
         ("software", calibration.software),
         ("date", calibration.date),
     ]
-    for part, points in calibration.points.items():
-        error = f", median error {calibration.errors[part]:.1%}" if part in calibration.errors else ""
+    for part, points in calibration.fit.points.items():
+        error = f", median error {calibration.fit.errors[part]:.1%}" if part in calibration.fit.errors else ""
         facts.append((part, f"{points} points{error}"))
-    facts += [(part, f"median error {error:.1%}") for part, error in calibration.errors.items() if part not in calibration.points]
+    facts += [(part, f"median error {error:.1%}") for part, error in calibration.fit.errors.items() if part not in calibration.fit.points]
     facts += [("source", calibration.source), ("notes", calibration.notes)]
     return [(fact, value) for fact, value in facts if value]

@@ -241,14 +241,7 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     chip = load_chip(chip_name)
     if chip.matmul_fraction:
         return as_measured(calibration, chip)
-    power = power_limited_fraction(chip, measured)
-    return dataclasses.replace(
-        calibration,
-        sustained_clock_fraction=calibration.sustained_clock_fraction * power,
-        clock_fractions={dtype: clock * power for dtype, clock in calibration.clock_fractions.items()},
-        attention_clock_fraction=calibration.attention_clock_fraction * power,
-        long_attention={kernel: rates.at_clock(power) for kernel, rates in calibration.long_attention.items()},
-    )
+    return dataclasses.replace(calibration, sustained=calibration.sustained.at_clock(power_limited_fraction(chip, measured)))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 These are small all-reduces of the engines, products with quantized weights, attention to a quantized or latent cache, and
 grouped products of experts with quantized weights.
 
-They are a part of a calibration (`Calibration.serving`), as fractions of the chip's and its links' own rates. The formulas
+They are a part of a calibration (`KernelModels.serving`), as fractions of the chip's and its links' own rates. The formulas
 are in `perfmodel.cost.serving.kernels`.
 """
 

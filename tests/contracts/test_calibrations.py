@@ -52,6 +52,6 @@ def test_only_vendors_without_a_measured_chip_of_the_kind_rely_on_the_data_sheet
 
 
 def test_amd_meshes_reach_the_same_share_of_their_links():
-    models = [load_calibration(name).collectives["scale_up"] for name in ("mi300x", "mi325x", "mi355x")]
+    models = [load_calibration(name).kernels.collectives["scale_up"] for name in ("mi300x", "mi325x", "mi355x")]
     assert models[0] == models[1] == models[2]
     assert all("scale_up" in load_calibration(name).borrowed for name in ("mi300x", "mi325x", "mi355x"))

@@ -45,5 +45,6 @@ def shipped_machine(name: str, *, clock: bool = True, dtype=Dtype.BF16) -> Machi
 
     calibration = load_calibration(name)
     if not clock:
-        calibration = replace(calibration, sustained_clock_fraction=1.0, attention_clock_fraction=1.0, exposed_floor_fraction=1.0)
+        burst = {"sustained_clock_fraction": 1.0, "attention_clock_fraction": 1.0, "exposed_floor_fraction": 1.0}
+        calibration = replace(calibration, sustained=replace(calibration.sustained, **burst))
     return resolve_machine(load_cluster(CALIBRATED[name]), calibration, dtype=dtype)

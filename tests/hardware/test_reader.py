@@ -17,9 +17,13 @@ from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
     Calibration,
+    CalibrationFit,
     CollectiveModel,
+    HostTimes,
     KernelClass,
+    KernelModels,
     MatmulModel,
+    SoftwareMemory,
     StreamingModel,
 )
 from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip
@@ -246,16 +250,19 @@ FULL = Calibration(
     software="torch 2.13",
     source="measured",
     date="2026-11-21",
-    matmul={Dtype.BF16: MatmulModel(peak_fraction=0.85, floor_time=2.3e-6, tiles=((256.0, 128.0, 0.0), (64.0, 64.0, 1.5)))},
-    streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, element_time=1 / 3e9, caches=((2.0**21, 4.0), (2.0**24, 2.0)))},
-    attention={"flash": AttentionModel(peak_fraction=0.6, sequence_offset=100.0)},
-    collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp_time=3e-7)}},
+    kernels=KernelModels(
+        matmul={Dtype.BF16: MatmulModel(peak_fraction=0.85, floor_time=2.3e-6, tiles=((256.0, 128.0, 0.0), (64.0, 64.0, 1.5)))},
+        streaming={
+            KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, element_time=1 / 3e9, caches=((2.0**21, 4.0), (2.0**24, 2.0)))
+        },
+        attention={"flash": AttentionModel(peak_fraction=0.6, sequence_offset=100.0)},
+        collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp_time=3e-7)}},
+    ),
     peaks={"flop_rate.bf16": 1.5e11, "memory_bandwidth": 1e10 / 3, "scale_up_bandwidth": 2e9},
-    host_times={"dtensor_op": 1.234567e-4},
-    context_bytes=5e8 / 3,
+    host=HostTimes(host_times={"dtensor_op": 1.234567e-4}),
+    memory=SoftwareMemory(context_bytes=5e8 / 3),
     contention={"2": 1.1},
-    points={"matmul": 120},
-    errors={"matmul": 0.03, "step_time": 0.1},
+    fit=CalibrationFit(points={"matmul": 120}, errors={"matmul": 0.03, "step_time": 0.1}),
 )
 
 
@@ -275,10 +282,10 @@ def test_a_calibration_file_has_units():
 
 def test_a_relative_with_less_power_has_a_lower_clock_and_one_with_more_the_same():
     """Cube root: 500 W instead of 700 W leave .894; only the chip that was measured keeps the file's figure exactly."""
-    measured = load_calibration("h100").sustained_clock_fraction
+    measured = load_calibration("h100").sustained.sustained_clock_fraction
 
     def clock(chip):
-        return next(c for c in calibrations_for(chip) if c.name == "h100").sustained_clock_fraction
+        return next(c for c in calibrations_for(chip) if c.name == "h100").sustained.sustained_clock_fraction
 
     assert clock("h100-sxm-80gb") == measured
     assert clock("h100-sxm-96gb-hbm2e") == pytest.approx(measured * (500 / 700) ** (1 / 3), rel=1e-12)
@@ -322,7 +329,7 @@ def test_a_user_defined_chip_gets_the_prior_too():
     assert prior == prior_for(mine)
     assert prior.name == "mean of a100 and h100"
     assert prior.relatives == ("mine",)
-    assert prior.sustained_clock_fraction < load_calibration("a100").sustained_clock_fraction
+    assert prior.sustained.sustained_clock_fraction < load_calibration("a100").sustained.sustained_clock_fraction
 
 
 @pytest.mark.parametrize(
