@@ -171,8 +171,8 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(chip.memory.capacity)} {chip.memory.name}, {format_bandwidth(chip.memory.bandwidth)}"),
         ("usable memory", f"{format_bytes(chip.memory.usable_capacity)}, what the runtime offers a program"),
         ("on chip", format_bytes(chip.on_chip_bytes) if chip.on_chip_bytes else "unknown"),
-        ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
-        ("devices per chip", str(chip.devices_per_chip)),
+        ("compute units", f"{chip.units.compute_units} {chip.units.unit_kind}" if chip.units.compute_units else "unknown"),
+        ("devices per chip", str(chip.units.devices_per_chip)),
         ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
         ("price", price),
     ]

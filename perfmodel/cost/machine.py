@@ -259,7 +259,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
     memory_capacity = calibration.peaks.get("memory_capacity", chip.memory.capacity)
-    units = float(max(chip.compute_units, 1))
+    units = float(max(chip.units.compute_units, 1))
     models, sustained = calibration.kernels, calibration.sustained
     clock = sustained.clock(dtype)
 
@@ -340,9 +340,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         host=HostRates(
             launch_time=calibration.host.launch_time * sharing,
             times=MappingProxyType({name: time * sharing for name, time in calibration.host.host_times.items()}),
-            is_chip=chip.unit_kind == "core",
+            is_chip=chip.units.unit_kind == "core",
             bandwidth=chip.host_bandwidth,
-            memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.chips_per_node), 1),
+            memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.node.chips_per_node), 1),
         ),
         contention=calibration.contention,
         basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.fit.errors),
@@ -364,7 +364,7 @@ def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
 
     Processes of a CPU contend for its memory, a torus has a slice for each number, and chips of one host share the bandwidth of its memory.
     """
-    host = cluster.chip.chips_per_node
+    host = cluster.chip.node.chips_per_node
     is_contended = machine.host.is_chip or machine.contention.get("cores", 0.0) > 0
     return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
 

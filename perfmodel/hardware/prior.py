@@ -38,7 +38,7 @@ def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[t
     """
 
     def kind(candidate: Chip) -> tuple[str, str, bool]:
-        return candidate.vendor, candidate.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
+        return candidate.vendor, candidate.units.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
 
     alike = [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
     by_rate: dict[float, tuple[Calibration, Chip]] = {}
@@ -129,7 +129,7 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
 
 
 def _unit_rate(chip: Chip) -> float:
-    return matrix_rate(chip) / chip.compute_units
+    return matrix_rate(chip) / chip.units.compute_units
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, Calibration
-from perfmodel.hardware.chip import Chip, MemoryTier
+from perfmodel.hardware.chip import Chip, ComputeUnits, MemoryTier
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
@@ -17,8 +17,7 @@ def make_chip(**changes) -> Chip:
         "peak_flop_rate": {Dtype.BF16: 400e12, Dtype.FP32: 50e12},
         "memory": MemoryTier(name="HBM", capacity=64 * 2**30, bandwidth=2e12),
         "on_chip_bytes": 40e6,
-        "compute_units": 100,
-        "unit_kind": "SM",
+        "units": ComputeUnits(compute_units=100, unit_kind="SM"),
     }
     return Chip(**(values | changes))
 

@@ -74,7 +74,7 @@ def test_softmax_keeps_its_time_on_a_compute_unit():
     (calibration, source), target = known("h100")[0], load_chip(CHIPS["b200"])
     prior = prior_calibration(target, [(calibration, source)])
     times = [
-        model.kernels.attention["flash"].head_dim_offset / (chip.flop_rate(Dtype.BF16) / chip.compute_units)
+        model.kernels.attention["flash"].head_dim_offset / (chip.flop_rate(Dtype.BF16) / chip.units.compute_units)
         for model, chip in ((calibration, source), (prior, target))
     ]
     assert times[0] == pytest.approx(times[1])
@@ -97,8 +97,8 @@ def slower(chip, name, launch_year):
     """Half the units at half the power: another generation, whose units and watts are the same."""
     share = {2018: 2, 2024: 4}[launch_year]
     rates = {dtype: rate / share for dtype, rate in chip.peak_flop_rate.items()}
-    units = chip.compute_units // share
-    return replace(chip, name=name, launch_year=launch_year, peak_flop_rate=rates, compute_units=units, tdp_watts=chip.tdp_watts / share)
+    units = replace(chip.units, compute_units=chip.units.compute_units // share)
+    return replace(chip, name=name, launch_year=launch_year, peak_flop_rate=rates, units=units, tdp_watts=chip.tdp_watts / share)
 
 
 def numbers(value):

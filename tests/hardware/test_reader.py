@@ -26,7 +26,7 @@ from perfmodel.hardware.calibration import (
     SoftwareMemory,
     StreamingModel,
 )
-from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip
+from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip, UsualNode
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.local import local_cluster
@@ -59,7 +59,7 @@ def test_a_chip_has_its_dense_rates_in_si_units():
     assert chip.flop_rate(Dtype.BF16) == 989.4e12
     assert chip.memory.bandwidth == 3.35e12
     assert chip.memory.capacity == 81559 * 2.0**20
-    assert chip.compute_units == 132
+    assert chip.units.compute_units == 132
     assert chip.price_per_hour == 2.99
 
 
@@ -144,10 +144,10 @@ def test_a_cluster_file_may_bring_its_own_chip(tmp_path):
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_any_chip_makes_a_cluster_with_its_usual_links(chip, nodes):
     usual = load_chip(chip)
-    cluster = cluster_of(chip, num_chips=nodes * usual.chips_per_node)
-    assert cluster.tiers[:-1] == usual.default_tiers[:-1]
+    cluster = cluster_of(chip, num_chips=nodes * usual.node.chips_per_node)
+    assert cluster.tiers[:-1] == usual.node.default_tiers[:-1]
     assert cluster.tiers[-1].topology == Topology.FAT_TREE
-    assert cluster.chips_per_node == usual.chips_per_node
+    assert cluster.chips_per_node == usual.node.chips_per_node
 
 
 def test_a_published_run_sets_node_size_and_nics():
@@ -173,7 +173,7 @@ def test_a_chip_is_found_as_people_call_it(typed, chip):
     assert load_chip(typed).name == chip
     cluster = load_cluster(typed, num_chips=16)
     assert (cluster.name, cluster.chip.name, cluster.num_chips) == (chip, chip, 16)
-    assert cluster.tiers[:-1] == load_chip(chip).default_tiers[:-1]
+    assert cluster.tiers[:-1] == load_chip(chip).node.default_tiers[:-1]
 
 
 def test_a_name_that_several_chips_begin_with_is_not_guessed():
@@ -584,10 +584,10 @@ def test_a_fat_tree_takes_more_chips_than_its_source_states():
 
 
 def test_one_chip_needs_no_network():
-    cluster = make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), default_tiers=(), chips_per_node=1), num_chips=1)
+    cluster = make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), node=UsualNode()), num_chips=1)
     assert cluster.num_chips == cluster.max_chips == 1
     with pytest.raises(InputError, match="does not say how nodes are joined; give scale_out too"):
-        make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), default_tiers=(), chips_per_node=1), num_chips=2)
+        make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), node=UsualNode()), num_chips=2)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def serving_rates(
         memory_bandwidth=memory_bandwidth,
         exposed_floor=sustained.exposed_floor_fraction,
         peak_flop_rate=base_rate / sustained.sustained_clock_fraction * sustained.attention_clock_fraction,
-        compute_units=float(max(cluster.chip.compute_units, 1)),
+        compute_units=float(max(cluster.chip.units.compute_units, 1)),
         weight_product={**TYPICAL.weight_product, **measured.weight_product},
         grouped_weight={**TYPICAL.grouped_weight, **measured.grouped_weight},
         cached_attention={**TYPICAL.cached_attention, **measured.cached_attention},
