@@ -9,16 +9,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.records import INLINE
-from perfmodel.hardware.rules import least, require, require_not_negative, require_share
+from perfmodel.hardware.rules import ReadOnly, freeze, least, require, require_not_negative, require_share
 from perfmodel.hardware.serving_kernels import ServingKernels
 
 
@@ -318,18 +316,8 @@ class CollectiveModel:
     def __post_init__(self) -> None:
         require_share("bandwidth_fraction", self.bandwidth_fraction)
         require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
-        times = (
-            self.base_time,
-            self.hop_time,
-            self.ramp_time,
-            self.tree_hop_time,
-            self.inner_hop_time,
-            self.one_shot_time,
-            self.switch_fraction,
-            self.own_share,
-            self.step_share,
-            self.bulk_time,
-        )
+        hops = (self.base_time, self.hop_time, self.ramp_time, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
+        times = (*hops, self.switch_fraction, self.own_share, self.step_share, self.bulk_time)
         require(min(map(least, times)) >= 0, "collective", times, "must not be negative")
         require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
 
@@ -342,30 +330,8 @@ ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 """Generations of fused attention."""
 
 
-class _ReadOnly:
-    """Base of records whose mappings are read-only; they are pickled as plain dicts, as mapping proxies cannot be pickled."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **{name: _thawed(getattr(self, name)) for name in self.__dataclass_fields__}), ()  # type: ignore[attr-defined]
-
-
-def _freeze(record: Any) -> None:
-    for name in record.__dataclass_fields__:
-        object.__setattr__(record, name, _frozen(getattr(record, name)))
-
-
-def _frozen(value: object) -> Any:
-    return MappingProxyType({key: _frozen(item) for key, item in value.items()}) if isinstance(value, Mapping) else value
-
-
-def _thawed(value: object) -> Any:
-    return {key: _thawed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelModels(_ReadOnly):
+class KernelModels(ReadOnly):
     """Parameters of kernels and collectives.
 
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
@@ -386,14 +352,14 @@ class KernelModels(_ReadOnly):
     collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _freeze(self)
+        freeze(self)
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
                 raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SustainedRates(_ReadOnly):
+class SustainedRates(ReadOnly):
     """Rates of kernels in a run, over those measured in short bursts.
 
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
@@ -413,18 +379,16 @@ class SustainedRates(_ReadOnly):
     exposed_floor_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        _freeze(self)
-        require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
-        require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
-        for dtype, clock in self.clock_fractions.items():
-            require(0 < clock <= 1, f"clock_fractions.{dtype}", clock, "must lie in 0..1")
-        for kernel, rate in self.attention_generations.items():
-            if kernel not in ATTENTION_KERNELS:
-                raise InputError(f"attention_generations.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
-            require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
-        for kernel in self.long_attention:
-            if kernel not in ATTENTION_KERNELS:
-                raise InputError(f"long_attention.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
+        freeze(self)
+        for name in ("sustained_clock_fraction", "attention_clock_fraction"):
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must lie in 0..1")
+        for name in ("attention_generations", "long_attention"):
+            for kernel in getattr(self, name):
+                if kernel not in ATTENTION_KERNELS:
+                    raise InputError(f"{name}.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
+        for name in ("clock_fractions", "attention_generations"):
+            for key, rate in getattr(self, name).items():
+                require(0 < rate <= 1, f"{name}.{key}", rate, "must lie in 0..1")
         require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
 
     def clock(self, dtype: Dtype) -> float:
@@ -443,7 +407,7 @@ class SustainedRates(_ReadOnly):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostTimes(_ReadOnly):
+class HostTimes(ReadOnly):
     """Host times where nothing overlaps them.
 
     launch_time         [s] host time per operator where nothing overlaps it (CPUs; 0 on GPUs)
@@ -457,7 +421,7 @@ class HostTimes(_ReadOnly):
     host_times: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _freeze(self)
+        freeze(self)
         require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
 
 
@@ -480,7 +444,7 @@ class SoftwareMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationFit(_ReadOnly):
+class CalibrationFit(ReadOnly):
     """Measurements that a calibration is fitted to.
 
     points, errors      number of measurements and held-out median errors, by part
@@ -492,12 +456,12 @@ class CalibrationFit(_ReadOnly):
     busy_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        _freeze(self)
+        freeze(self)
         require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration(_ReadOnly):
+class Calibration(ReadOnly):
     """Measured parameters of one software stack on one chip, and their fit errors.
 
     name                in tables and of `--calibration`
@@ -533,7 +497,7 @@ class Calibration(_ReadOnly):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        _freeze(self)
+        freeze(self)
         for part in self.borrowed:
             if part not in PARTS:
                 raise bad_field("borrowed", part, f"unknown part{suggest(part, PARTS)}")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import Calibration, Provenance
+from perfmodel.hardware.calibration import Calibration, Provenance, SustainedRates
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
@@ -116,14 +116,11 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
                 for dtype, group in kernels.grouped_matmul.items()
             },
         ),
-        sustained=dataclasses.replace(
-            mean.sustained,
-            sustained_clock_fraction=1.0,
+        sustained=SustainedRates(
             clock_fractions=dict.fromkeys(mean.sustained.clock_fractions, 1.0),
-            attention_clock_fraction=1.0,
             # without products of warp groups, FlashAttention 2 is the native kernel
             attention_generations={name: rate for name, rate in mean.sustained.attention_generations.items() if name != "flash2"},
-            long_attention={},
+            exposed_floor_fraction=mean.sustained.exposed_floor_fraction,
         ),
     )
 
