@@ -307,9 +307,9 @@ def _mean_coverage(rows: Sequence[TrainingRow]) -> str:
 def _fitted(report: AccuracyReport) -> Sections:
     loaded = {name: load_calibration(name) for name in list_calibrations()}
     rows = [
-        (name, part, f"{calibration.points.get(part, 0):,}", f"{100 * error:.1f}", calibration.date)
+        (name, part, f"{calibration.fit.points.get(part, 0):,}", f"{100 * error:.1f}", calibration.date)
         for name, calibration in loaded.items()
-        for part, error in calibration.errors.items()
+        for part, error in calibration.fit.errors.items()
     ]
     yield (
         "fitted",

@@ -26,7 +26,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
-from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.calibration import SustainedRates
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.uncertainty.priors import Constant
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
@@ -116,7 +116,7 @@ class _Cell:
         eager = (_EAGER_RATE,) if self.kin in _EAGER else ()
         clock = _key(self.calibration, FP8 if self.is_narrow else MATMUL)
         kernel = self.profile.kernels.attention_kernel
-        older = kernel in FLASH and kernel in load_calibration(self.calibration).attention_generations
+        older = kernel in FLASH and kernel in load_calibration(self.calibration).sustained.attention_generations
         attention = _key(self.calibration, kernel if older else ATTENTION)
         return {"matmul_rate_fraction": (clock, *eager), "attention_rate_fraction": (attention,)}
 
@@ -171,7 +171,7 @@ class Clocks:
             calibration, of = name.split(": ")
             telling = [cell for cell in self.cells if any(name in factors for factors in cell.rates.values())]
             frameworks = tuple(sorted({cell.kin for cell in telling}))
-            shipped, value = _shipped(load_calibration(calibration), of), float(np.exp(every[index]))
+            shipped, value = _shipped(load_calibration(calibration).sustained, of), float(np.exp(every[index]))
             others = [value] if len(frameworks) == 1 else [float(np.exp(logs[index])) for logs in without]
             rates.append(
                 Rate(
@@ -206,7 +206,7 @@ def _cells(runs: Sequence[PublishedRun], most: int) -> list[_Cell]:
         if run.profile not in KIN or run.choice.noted_all_reduce < BROKEN_NVLINK or run.planned.matmul_dtype is Dtype.FP4:
             continue
         calibration = calibration_of_run(run.planned.hardware)
-        if calibration.sustained_clock_fraction == 1.0 or run.planned.hardware.chip.startswith(_OTHERS):
+        if calibration.sustained.sustained_clock_fraction == 1.0 or run.planned.hardware.chip.startswith(_OTHERS):
             continue
         name = _ONE_SILICON.get(calibration.name, calibration.name)
         groups.setdefault((name, run.profile, run.planned.matmul_dtype is Dtype.FP8), []).append(index)
@@ -228,12 +228,12 @@ def _evenly(rows: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(rows[int(index)] for index in np.linspace(0, len(rows) - 1, most))
 
 
-def _shipped(calibration: Calibration, of: str) -> float:
+def _shipped(sustained: SustainedRates, of: str) -> float:
     if of in FLASH:
-        return calibration.attention_generations[of]
+        return sustained.attention_generations[of]
     if of == ATTENTION:
-        return calibration.attention_clock_fraction
-    return calibration.clock_fractions.get(Dtype.FP8, 1.0) if of == FP8 else calibration.sustained_clock_fraction
+        return sustained.attention_clock_fraction
+    return sustained.clock_fractions.get(Dtype.FP8, 1.0) if of == FP8 else sustained.sustained_clock_fraction
 
 
 HEADERS = ("calibration", "rate of", "shipped", "fitted", "+-, %", "without one framework", "runs", "frameworks", "")

@@ -96,7 +96,7 @@ def shape_errors(folder: Path, name: str) -> _Parts:
         if dtype is Dtype.BF16:
             yield DECODE, errors[matmuls.parts[FEW_ROWS]]
     for dtype in dtypes:
-        yield GROUPED[dtype], grouped_of_chip(folder, tables, load_calibration(name).matmul[dtype], dtype).held_out_errors()
+        yield GROUPED[dtype], grouped_of_chip(folder, tables, load_calibration(name).kernels.matmul[dtype], dtype).held_out_errors()
     yield ATTENTION, attention_of_chip(folder, tables).held_out_errors()
     attention = read_attention(folder, tables.folder, tables.attention)
     longer = attention.rows((attention.length >= 128) & (attention.head_dim <= 256))
@@ -107,7 +107,7 @@ def shape_errors(folder: Path, name: str) -> _Parts:
         inside.append(collective_of_chip(folder, tables, kind).held_out_errors())
         yield f"{INSIDE}: {kind}", inside[-1]
     yield INSIDE, np.concatenate(inside)
-    for kernel in serving_kernels(folder, tables, load_calibration(name).matmul[Dtype.BF16]):
+    for kernel in serving_kernels(folder, tables, load_calibration(name).kernels.matmul[Dtype.BF16]):
         for called, part_errors in kernel.by_part(kernel.held_out_errors()):
             yield f"{SERVING}: {called}", part_errors
 
@@ -121,24 +121,24 @@ def chip_errors(folder: Path, name: str) -> _Parts:
     assert prior is not None
     for part, errors in _prior_errors(folder, tables, prior):
         yield f"{LEFT_OUT}: {part}", errors
-    for part, errors in serving_prior_errors(folder, tables, prior.matmul[Dtype.BF16], prior.serving):
+    for part, errors in serving_prior_errors(folder, tables, prior.kernels.matmul[Dtype.BF16], prior.kernels.serving):
         yield f"{SERVING}, {LEFT_OUT}: {part}", errors
 
 
 def _prior_errors(folder: Path, tables: ChipTables, prior: Calibration) -> _Parts:
     matmuls = matmuls_of_chip(folder, tables, Dtype.BF16)
-    errors = matmuls.errors(prior.matmul[Dtype.BF16])
+    errors = matmuls.errors(prior.kernels.matmul[Dtype.BF16])
     yield GEMM, errors[matmuls.parts[""]]
     yield DECODE, errors[matmuls.parts[FEW_ROWS]]
-    yield ATTENTION, attention_of_chip(folder, tables).errors(prior.attention["flash"])
-    inside = [collective_of_chip(folder, tables, kind).errors(prior.collectives[SCALE_UP][kind]) for kind in AICONFIGURATOR_KINDS]
+    yield ATTENTION, attention_of_chip(folder, tables).errors(prior.kernels.attention["flash"])
+    inside = [collective_of_chip(folder, tables, kind).errors(prior.kernels.collectives[SCALE_UP][kind]) for kind in AICONFIGURATOR_KINDS]
     yield INSIDE, np.concatenate(inside)
 
 
 def relative_chip_errors(folder: Path, name: str) -> Iterator[Errors]:
     """Yield the errors of the collectives of a chip that borrows the calibration of `name`."""
     for source, cluster, version in [RELATIVE[name]] if name in RELATIVE else []:
-        models, machine = load_calibration(name).collectives[SCALE_UP], load_cluster(cluster, num_chips=8)
+        models, machine = load_calibration(name).kernels.collectives[SCALE_UP], load_cluster(cluster, num_chips=8)
         kernels = {kind: collective_kernel(read_collectives(folder, source, version, kind), kind, machine) for kind in AICONFIGURATOR_KINDS}
         errors = np.concatenate([kernel.errors(models[kind]) for kind, kernel in kernels.items()])
         yield Errors(part=f"{BORROWED}: {INSIDE}", chip=source, errors=errors)

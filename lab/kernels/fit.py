@@ -49,10 +49,14 @@ from perfmodel.hardware.calibration import (
     SCALE_UP,
     AttentionModel,
     Calibration,
+    CalibrationFit,
     CollectiveModel,
     KernelClass,
+    KernelModels,
     LongAttention,
+    SoftwareMemory,
     StreamingModel,
+    SustainedRates,
 )
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_calibration, load_cluster
@@ -223,23 +227,25 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
             "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes). " + tables.clock_source
         ),
         date=datetime.date.today().isoformat(),
-        matmul=matmul,
-        streaming=streaming,
-        attention=attention,
-        grouped_matmul=grouped,
-        decode_attention=decode,
-        serving=fit_serving(folder, tables, matmul[Dtype.BF16], say=say),
-        collectives={SCALE_UP: inside, SCALE_OUT: outside},
-        sustained_clock_fraction=tables.sustained_clock_fraction,
-        clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
-        attention_clock_fraction=tables.attention_clock_fraction,
-        attention_generations=tables.attention_generations,
-        long_attention=_long_attention(tables, cluster.chip.flop_rate(Dtype.BF16)),
-        exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
-        context_bytes=CONTEXT_BYTES,
-        channel_bytes=CHANNEL_BYTES,
-        points=parts.points,
-        errors=parts.errors,
+        kernels=KernelModels(
+            matmul=matmul,
+            streaming=streaming,
+            attention=attention,
+            grouped_matmul=grouped,
+            decode_attention=decode,
+            serving=fit_serving(folder, tables, matmul[Dtype.BF16], say=say),
+            collectives={SCALE_UP: inside, SCALE_OUT: outside},
+        ),
+        sustained=SustainedRates(
+            sustained_clock_fraction=tables.sustained_clock_fraction,
+            clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
+            attention_clock_fraction=tables.attention_clock_fraction,
+            attention_generations=tables.attention_generations,
+            long_attention=_long_attention(tables, cluster.chip.flop_rate(Dtype.BF16)),
+            exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
+        ),
+        memory=SoftwareMemory(context_bytes=CONTEXT_BYTES, channel_bytes=CHANNEL_BYTES),
+        fit=CalibrationFit(points=parts.points, errors=parts.errors),
         notes=(
             "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
             "64 and 128, of values narrower than keys for DeepSeek's widths alone, that of decoding for caches from 128 tokens and up to "
@@ -337,8 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = options.out / f"{chip}.yaml"
         if options.part:
             calibration = load_calibration(path)
-            plain = calibration.matmul[Dtype.BF16]
-            calibration = replace(calibration, serving=fit_serving(options.data, TABLES[chip], plain))
+            serving = fit_serving(options.data, TABLES[chip], calibration.kernels.matmul[Dtype.BF16])
+            calibration = replace(calibration, kernels=replace(calibration.kernels, serving=serving))
         else:
             calibration = fit_chip(options.data, chip)
         save_calibration(calibration, path)

@@ -262,12 +262,13 @@ def mesh_tensorflow_machine(cluster: Cluster, constants: FigureConstants = FITTE
         inner_fraction = constants.staged_bandwidth / inner.link.bandwidth
     outer_fraction = constants.infiniband_bandwidth / cluster.chips_per_node * outer.oversubscription / outer.link.bandwidth
     tiers = {SCALE_UP: (gpus * constants.operator_time, inner_fraction), SCALE_OUT: (constants.message_time, outer_fraction)}
+    collectives = {tier: _chains(hop, fraction, reductions_at_once) for tier, (hop, fraction) in tiers.items()}
     calibration = replace(
         SPEC_SHEET,
         name="mesh-tensorflow",
         chips=(cluster.chip.name,),
         provenance=Provenance.PRIOR,
-        collectives={tier: _chains(hop, fraction, reductions_at_once) for tier, (hop, fraction) in tiers.items()},
+        kernels=replace(SPEC_SHEET.kernels, collectives=collectives),
     )
     machine = resolve_machine(cluster, calibration, dtype=Dtype.FP32)
     return replace(machine, host=replace(machine.host, launch_time=gpus * constants.operator_time))

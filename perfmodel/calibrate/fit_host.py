@@ -21,7 +21,7 @@ from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
-from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveModel
+from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveModel, HostTimes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import MachineMeasurement
@@ -39,7 +39,7 @@ EVENTS = (
     "gradient_mebibyte",
     "pipeline_send",
 )
-"""Fitted host times: the launch of an operator, and those described in `Calibration.host_times`."""
+"""Fitted host times: the launch of an operator, and those described in `HostTimes.host_times`."""
 
 _FREE = 1e9
 """Bandwidth fraction of a link at which a transfer takes no time."""
@@ -51,7 +51,7 @@ _STEP = 1e-6
 def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
     """Return the predicted processor time of a step in the busiest rank's main thread. [s]"""
     free = CollectiveModel(bandwidth_fraction=_FREE)
-    calibration = replace(calibration, collectives={SCALE_UP: dict.fromkeys(CollectiveKind, free)})
+    calibration = replace(calibration, kernels=replace(calibration.kernels, collectives={SCALE_UP: dict.fromkeys(CollectiveKind, free)}))
     estimators = {}
     times = []
     for plan in plans:
@@ -65,9 +65,8 @@ def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibr
 
 def with_host_time(calibration: Calibration, event: str, time: float) -> Calibration:
     """Return the calibration with one host time replaced."""
-    if event == LAUNCH:
-        return replace(calibration, launch_time=time)
-    return replace(calibration, host_times={**calibration.host_times, event: time})
+    changed = {"launch_time": time} if event == LAUNCH else {"host_times": {**calibration.host.host_times, event: time}}
+    return replace(calibration, host=replace(calibration.host, **changed))
 
 
 def fit_host_times(
@@ -76,27 +75,27 @@ def fit_host_times(
     """Return the calibration with the host times that fit the runs best. A run is a plan and the processor time of its step [s]."""
     plans = [plan for plan, _ in runs]
     measured = np.array([time for _, time in runs])
-    bare = replace(calibration, launch_time=0.0, host_times={})
+    bare = replace(calibration, host=HostTimes())
     without = processor_times(plans, cluster, bare, profile)
     counts = np.stack(
         [(processor_times(plans, cluster, with_host_time(bare, event, _STEP), profile) - without) / _STEP for event in EVENTS], axis=1
     )
     counts = np.where(counts < 1e-6, 0.0, counts)
     times = {event: rounded(float(time)) for event, time in zip(EVENTS, fit_linear(counts, measured, without), strict=True)}
-    result = replace(bare, launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
+    host = HostTimes(launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
+    result = replace(bare, host=host)
     errors = np.abs(processor_times(plans, cluster, result, profile) / measured - 1.0)
-    return replace(
-        result,
-        points={**calibration.points, "host": len(runs)},
-        errors={**calibration.errors, "host": round(float(np.median(errors)), 4)},
-    )
+    points = {**calibration.fit.points, "host": len(runs)}
+    medians = {**calibration.fit.errors, "host": round(float(np.median(errors)), 4)}
+    return replace(result, fit=replace(calibration.fit, points=points, errors=medians))
 
 
 def fit_measurement(measured: MachineMeasurement) -> Calibration:
     """Return the calibration of a machine from its microbenchmarks: kernels and collectives first, then the remaining host times."""
     cluster = measured.cluster
     calibration = fit_machine(measured.samples, name=f"local-{cluster.chip.name}", chip=cluster.chip.name, software=measured.software)
-    calibration = replace(calibration, notes=measured.notes, busy_fraction=round(measured.busy_fraction, 3))
+    fit = replace(calibration.fit, busy_fraction=round(measured.busy_fraction, 3))
+    calibration = replace(calibration, notes=measured.notes, fit=fit)
     if not measured.programs:
         return calibration
     return fit_host_times(measured.programs, cluster, calibration, load_profile(measured.profile))

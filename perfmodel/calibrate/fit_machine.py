@@ -26,10 +26,13 @@ from perfmodel.hardware.calibration import (
     WEIGHT_BANDWIDTH,
     AttentionModel,
     Calibration,
+    CalibrationFit,
     CollectiveModel,
     ConvolutionModel,
     DecodeAttentionModel,
+    HostTimes,
     KernelClass,
+    KernelModels,
     MatmulModel,
     StreamingModel,
 )
@@ -106,6 +109,7 @@ def fit_machine(
     peaks |= _fit_weights(_of(samples, WeightSample), peaks, record)
     decoding = _fit_decoding(_of(samples, DecodeSample), peaks, record)
     link, collectives = _fit_collectives(_of(samples, CollectiveSample), record)
+    tiers = {SCALE_UP: collectives} if collectives else {}
     if link > 0:
         peaks[f"{SCALE_UP}_bandwidth"] = link
     host_times = {name: _median(sample.time for sample in group) for name, group in _by_name(_of(samples, HostSample)).items()}
@@ -116,18 +120,13 @@ def fit_machine(
         software=software,
         source=source,
         date=datetime.date.today().isoformat(),
-        matmul=matmul,
-        convolution=convolution,
-        streaming=streaming,
-        attention=attention,
-        decode_attention=decoding,
-        collectives={SCALE_UP: collectives} if collectives else {},
+        kernels=KernelModels(
+            matmul=matmul, convolution=convolution, streaming=streaming, attention=attention, decode_attention=decoding, collectives=tiers
+        ),
         peaks=peaks,
-        launch_time=host_times.pop(LAUNCH, 0.0),
-        host_times=host_times,
+        host=HostTimes(launch_time=host_times.pop(LAUNCH, 0.0), host_times=host_times),
         contention=contention,
-        points=record.points,
-        errors=record.errors,
+        fit=CalibrationFit(points=record.points, errors=record.errors),
     )
 
 

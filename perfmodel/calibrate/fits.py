@@ -16,7 +16,7 @@ from perfmodel.cost.compute import attention_time, matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
-from perfmodel.hardware.calibration import GPU_TILES, SCALE_UP, AttentionModel, Calibration, CollectiveModel, MatmulModel
+from perfmodel.hardware.calibration import GPU_TILES, SCALE_UP, AttentionModel, Calibration, CollectiveModel, KernelModels, MatmulModel
 from perfmodel.hardware.cluster import Cluster
 
 Array = NDArray[np.float64]
@@ -106,9 +106,9 @@ def rounded(value: float, digits: int = 4) -> float:
 
 
 def bare_machine(cluster: Cluster, dtype: Dtype, **parts: Any) -> Machine:
-    """Return the machine with only these parts calibrated: no clock factor and fully exposed floors, as in a benchmark."""
-    blank: dict[str, Any] = {"name": "fit", "chips": (cluster.chip.name,), "software": "", "source": "", "date": ""}
-    return resolve_machine(cluster, Calibration(**(blank | parts)), dtype=dtype)
+    """Return the machine with only these kernels calibrated: no clock factor and fully exposed floors, as in a benchmark."""
+    calibration = Calibration(name="fit", chips=(cluster.chip.name,), software="", source="", date="", kernels=KernelModels(**parts))
+    return resolve_machine(cluster, calibration, dtype=dtype)
 
 
 def fit_logarithm(

@@ -171,8 +171,8 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(chip.memory.capacity)} {chip.memory.name}, {format_bandwidth(chip.memory.bandwidth)}"),
         ("usable memory", f"{format_bytes(chip.memory.usable_capacity)}, what the runtime offers a program"),
         ("on chip", format_bytes(chip.on_chip_bytes) if chip.on_chip_bytes else "unknown"),
-        ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
-        ("devices per chip", str(chip.devices_per_chip)),
+        ("compute units", f"{chip.units.compute_units} {chip.units.unit_kind}" if chip.units.compute_units else "unknown"),
+        ("devices per chip", str(chip.units.devices_per_chip)),
         ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
         ("price", price),
     ]
@@ -422,9 +422,9 @@ def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:
         ("software", calibration.software),
         ("date", calibration.date),
     ]
-    for part, points in calibration.points.items():
-        error = f", median error {calibration.errors[part]:.1%}" if part in calibration.errors else ""
+    for part, points in calibration.fit.points.items():
+        error = f", median error {calibration.fit.errors[part]:.1%}" if part in calibration.fit.errors else ""
         facts.append((part, f"{points} points{error}"))
-    facts += [(part, f"median error {error:.1%}") for part, error in calibration.errors.items() if part not in calibration.points]
+    facts += [(part, f"median error {error:.1%}") for part, error in calibration.fit.errors.items() if part not in calibration.fit.points]
     facts += [("source", calibration.source), ("notes", calibration.notes)]
     return [(fact, value) for fact, value in facts if value]

@@ -168,7 +168,7 @@ def calibrate(
     path = user_calibration_path(calibration) if save is None else save
     try:
         facts = Facts(f"calibration {calibration.name}", calibration_facts(calibration))
-        blocks = lambda: chain([facts], _busy(calibration.busy_fraction, "calibrate"))  # noqa: E731
+        blocks = lambda: chain([facts], _busy(calibration.fit.busy_fraction, "calibrate"))  # noqa: E731
         show(Document(content=lambda: {"calibration": calibration, "path": path}, blocks=blocks), output)
     finally:  # as in `run`
         keep_calibration(calibration, save)

@@ -299,7 +299,7 @@ def _at_long_sequence_rate(compute: Column, keys: Column, long_rate: float, shor
     C (1 - s(z / Z) (1 - r)),   s(x) = x^2 / (1 + x^2),   r = (R / L) 128 / (128 + d0)
 
     keys  z   that the last query sees
-    R, L      rates over few and over many keys (`Calibration.long_attention`)     Z  `LONG_KEYS`     d0  as in `attention_time`
+    R, L      rates over few and over many keys (`SustainedRates.long_attention`)     Z  `LONG_KEYS`     d0  as in `attention_time`
 
     Where attention is most of a step, the chip runs at the clock that attention's power permits, however ranks share the queries.
     Source: the form is ours. Rates: what kernels reach in benchmarks of long sequences (Dao 2023, FlashAttention-2; Shah et al. 2024,

@@ -195,7 +195,7 @@ def make_estimator(
         job=job,
         profile=profile,
         sizes=element_bytes(job.policy, job.optimizer, profile, low),
-        any_operand_order=cluster.chip.any_operand_order,
+        any_operand_order=cluster.chip.units.any_operand_order,
         network_at=network_at,
     )
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, programs=programs)

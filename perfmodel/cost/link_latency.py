@@ -21,7 +21,7 @@ def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> Column:
     The chip's file lists the default links; without them the result is 0. It is negative if the cluster's links are faster.
     """
     is_out = cluster.is_scale_out(tier)
-    usual = [default for default in cluster.chip.default_tiers if (default.topology is Topology.FAT_TREE) == is_out]
+    usual = [default for default in cluster.chip.node.default_tiers if (default.topology is Topology.FAT_TREE) == is_out]
     inner = [other for other in cluster.tiers if cluster.is_scale_out(other) == is_out]
     if not usual:
         return 0.0

@@ -189,7 +189,7 @@ def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -
     kind = tier_kind(cluster, tier)
     if kind == SCALE_UP and cluster.chip.name not in calibration.chips and tier.topology is not Topology.SWITCH:
         return {}
-    return with_latency(calibration.collectives.get(kind, {}), stated_latency_difference(cluster, tier), RING_PASSES)
+    return with_latency(calibration.kernels.collectives.get(kind, {}), stated_latency_difference(cluster, tier), RING_PASSES)
 
 
 def _collective_model(

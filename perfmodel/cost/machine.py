@@ -259,29 +259,29 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
     memory_capacity = calibration.peaks.get("memory_capacity", chip.memory.capacity)
-    units = float(max(chip.compute_units, 1))
-    clock = calibration.clock_fractions.get(dtype, calibration.sustained_clock_fraction)
+    units = float(max(chip.units.compute_units, 1))
+    models, sustained = calibration.kernels, calibration.sustained
+    clock = sustained.clock(dtype)
 
     slowdown = partial(contention_factor, calibration.contention, num_processes=cluster.num_chips)
-    exposed_floor = calibration.exposed_floor_fraction
+    exposed_floor = sustained.exposed_floor_fraction
 
     rates = {
-        rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate)
-        * calibration.clock_fractions.get(rate_dtype, calibration.sustained_clock_fraction)
+        rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate) * sustained.clock(rate_dtype)
         for rate_dtype, peak_rate in chip.peak_flop_rate.items()
     }
-    rests_on = {part: _label(calibration, chip, part, getattr(calibration, part)) for part in ("matmul", "streaming", "attention")}
-    matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
-    if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
+    rests_on = {part: _label(calibration, chip, part, getattr(models, part)) for part in ("matmul", "streaming", "attention")}
+    matmul_model, is_own = _nearest_matmul(models.matmul or SPEC_SHEET.kernels.matmul, dtype)
+    if not is_own and calibration.provenance is Provenance.CALIBRATED and models.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
     matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, matmul_model.floor_time * exposed_floor, slowdown("matmul"))
 
     plain, grouped = _wide_matmul(calibration, dtype, rates, memory_bandwidth, units)
 
-    streaming_models = calibration.streaming or SPEC_SHEET.streaming
+    streaming_models = models.streaming or SPEC_SHEET.kernels.streaming
     streaming = _streaming_rates(streaming_models, memory_bandwidth, exposed_floor, slowdown("streaming"))
 
-    attention_models = calibration.attention or SPEC_SHEET.attention
+    attention_models = models.attention or SPEC_SHEET.kernels.attention
     kernels = {name: model for name, model in attention_models.items() if "." not in name}
     for name, model in attention_models.items():
         if name.endswith(f".{dtype}"):  # `flash.bf16` replaces `flash` in bf16
@@ -289,7 +289,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     attention = {
         name: AttentionRates(
             model=model,
-            flop_rate=peak * calibration.attention_clock_fraction * model.peak_fraction / slowdown("attention"),
+            flop_rate=peak * sustained.attention_clock_fraction * model.peak_fraction / slowdown("attention"),
             compute_units=units,
             bandwidth=memory_bandwidth * model.memory_fraction / slowdown("attention"),
             floor_time=model.floor_time * exposed_floor * slowdown("attention"),
@@ -298,9 +298,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     }
 
     convolution: ConvolutionRates | None = None
-    if (of_convolution := calibration.convolution.get(dtype)) is not None:
+    if (of_convolution := models.convolution.get(dtype)) is not None:
         convolution = ConvolutionRates(
-            flop_rate=peak * calibration.sustained_clock_fraction * of_convolution.peak_fraction / slowdown("matmul"),
+            flop_rate=peak * sustained.sustained_clock_fraction * of_convolution.peak_fraction / slowdown("matmul"),
             depth_offset=of_convolution.depth_offset,
             bandwidth=memory_bandwidth * of_convolution.memory_fraction / slowdown("matmul"),
             floor_time=of_convolution.floor_time * exposed_floor * slowdown("matmul"),
@@ -310,7 +310,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     tier_sizes, communicator_bytes = [], []
     for tier in cluster.tiers:
         tier_sizes.append(tier.size)
-        communicator_bytes.append(channels_of(tier.link.bandwidth) * calibration.channel_bytes)
+        communicator_bytes.append(channels_of(tier.link.bandwidth) * calibration.memory.channel_bytes)
         kind = tier_kind(cluster, tier)
         rests_on[kind] = _label(calibration, chip, kind, tier_models(cluster, tier, calibration))
     return Machine(
@@ -324,8 +324,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         streaming=streaming,
         attention=MappingProxyType(attention),
         fused_attention=AttentionGenerations(
-            generations=calibration.attention_generations,
-            long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()},
+            generations=sustained.attention_generations,
+            long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in sustained.long_attention.items()},
         ),
         grouped_matmul=_grouped_rates(calibration, matmul_model, dtype, peak * clock, memory_bandwidth, units, slowdown("matmul")),
         links=link_rates(cluster, calibration),
@@ -333,19 +333,19 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             bandwidth=memory_bandwidth,
             capacity=memory_capacity,
             usable=memory_capacity * chip.memory.usable_fraction,
-            context_bytes=calibration.context_bytes,
+            context_bytes=calibration.memory.context_bytes,
             communicator_bytes=tuple(communicator_bytes),
-            allocator_factor=calibration.allocator_factor,
+            allocator_factor=calibration.memory.allocator_factor,
         ),
         host=HostRates(
-            launch_time=calibration.launch_time * sharing,
-            times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
-            is_chip=chip.unit_kind == "core",
+            launch_time=calibration.host.launch_time * sharing,
+            times=MappingProxyType({name: time * sharing for name, time in calibration.host.host_times.items()}),
+            is_chip=chip.units.unit_kind == "core",
             bandwidth=chip.host_bandwidth,
-            memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.chips_per_node), 1),
+            memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.node.chips_per_node), 1),
         ),
         contention=calibration.contention,
-        basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.errors),
+        basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.fit.errors),
         serving=serving_rates(
             cluster,
             calibration,
@@ -364,7 +364,7 @@ def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
 
     Processes of a CPU contend for its memory, a torus has a slice for each number, and chips of one host share the bandwidth of its memory.
     """
-    host = cluster.chip.chips_per_node
+    host = cluster.chip.node.chips_per_node
     is_contended = machine.host.is_chip or machine.contention.get("cores", 0.0) > 0
     return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
 
@@ -376,11 +376,11 @@ def _wide_matmul(
 
     They are those of `dtype` if the chip has no units for 16 bits, or if nothing near 16 bits was measured.
     """
-    models = calibration.matmul or SPEC_SHEET.matmul
+    models = calibration.kernels.matmul or SPEC_SHEET.kernels.matmul
     is_near = not models.keys().isdisjoint((Dtype.BF16, *_NEAREST_DTYPE[Dtype.BF16]))
     wide = next((candidate for candidate in (Dtype.BF16, Dtype.FP16) if candidate in rates and is_near), dtype)
     model, _ = _nearest_matmul(models, wide)
-    floor_time = model.floor_time * calibration.exposed_floor_fraction
+    floor_time = model.floor_time * calibration.sustained.exposed_floor_fraction
     plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
     tiles = model.tiles if model.tiles == NO_TILES else (*model.tiles, GROUPED_TILE)
     return plain, _matmul_rates(replace(model, tiles=tiles), rates[wide], memory_bandwidth, units, 0.0)
@@ -393,7 +393,7 @@ def _grouped_rates(
 
     flop_rate  peak at the sustained clock    factor  slow-down by contention
     """
-    models = calibration.grouped_matmul
+    models = calibration.kernels.grouped_matmul
     unmeasured = GroupedMatmulModel(floor_time=2.0 * plain.floor_time)
     model = next((models[near] for near in (dtype, *_NEAREST_DTYPE.get(dtype, ())) if near in models), unmeasured)
     products = replace(
@@ -406,17 +406,17 @@ def _grouped_rates(
         matmul=_matmul_rates(products, flop_rate, memory_bandwidth, units, 0.0, factor),
         row_bandwidth=memory_bandwidth * model.row_fraction / factor,
         expert_time=model.expert_time * factor,
-        floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
+        floor_time=model.floor_time * calibration.sustained.exposed_floor_fraction * factor,
     )
 
 
 def _decode_rates(calibration: Calibration, memory_bandwidth: float, units: float, factor: float) -> Mapping[str, DecodeAttentionRates]:
-    models = calibration.decode_attention or {"flash": DecodeAttentionModel(floor_time=_UNMEASURED_DECODE_FLOOR)}
+    models = calibration.kernels.decode_attention or {"flash": DecodeAttentionModel(floor_time=_UNMEASURED_DECODE_FLOOR)}
     return MappingProxyType(
         {
             name: DecodeAttentionRates(
                 bandwidth=memory_bandwidth * model.memory_fraction / factor,
-                floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
+                floor_time=model.floor_time * calibration.sustained.exposed_floor_fraction * factor,
                 ramp_time=model.ramp_time * factor,
                 inverse_ramp_bytes=1.0 / model.ramp_bytes,
                 unit_time=model.wave_time / units * factor,

@@ -61,7 +61,7 @@ def calibration_reference(chosen: Calibration) -> str:
 
 def default_profile(chip: Chip) -> str:
     """Return the default execution profile of a chip."""
-    return CPU_PROFILE if chip.unit_kind == "core" else _PROFILE_OF_VENDOR.get(chip.vendor.lower(), ACCELERATOR_PROFILE)
+    return CPU_PROFILE if chip.units.unit_kind == "core" else _PROFILE_OF_VENDOR.get(chip.vendor.lower(), ACCELERATOR_PROFILE)
 
 
 def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:

@@ -17,6 +17,6 @@ def base_of(runs: Sequence[UserRun], requested: ExecutionProfile | None) -> Exec
     named = {run.profile for run in runs if not run.planned.framework.borrows}
     if len(named) == 1:
         return load_profile(named.pop())
-    if all(cluster_of_run(run.planned.hardware).chip.unit_kind == "core" for run in runs):
+    if all(cluster_of_run(run.planned.hardware).chip.units.unit_kind == "core" for run in runs):
         return load_profile(CPU_PROFILE)
     return load_profile(GENERIC)

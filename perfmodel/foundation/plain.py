@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from perfmodel.foundation.records import INLINE
+
 SCHEMA_VERSION = 1
 """Version of the objects that `--json` prints."""
 
@@ -26,7 +28,11 @@ def to_plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            entry = to_plain(getattr(value, field.name))
+            plain |= entry if field.metadata == INLINE else {field.name: entry}
+        return plain
     if isinstance(value, Mapping):
         return {str(to_plain(key)): to_plain(entry) for key, entry in value.items()}
     if hasattr(value, "tolist"):

@@ -9,12 +9,16 @@ import typing
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_of
 
 Record = TypeVar("Record")
+
+INLINE: Mapping[str, bool] = MappingProxyType({"inline": True})
+"""Metadata of a field with a group of fields: data and JSON have the group's fields among those of the record."""
 
 
 def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
@@ -25,9 +29,12 @@ def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
 def record_to_data(value: Any, *, name: str = "") -> Any:
     """Return plain data with units; fields with their default value are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {}
+        data: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
+            if field.metadata == INLINE:
+                data |= record_to_data(item)
+                continue
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             if default is dataclasses.MISSING or item != default:
                 data[field.name] = record_to_data(item, name=field.name)
@@ -66,7 +73,13 @@ def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:
         return tuple(_value(arguments[0], item, where=f"{where}.{index}", name=name) for index, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
         hints = _hints(typing.cast(type, hint))
-        values = {field: _value(hints[field], item, where=f"{where}.{field}", name=field) for field, item in value.items()}
+        groups = {}
+        for field in dataclasses.fields(hint):
+            if field.metadata == INLINE:
+                inlined = {name: value[name] for name in _hints(hints[field.name]) if name in value}
+                groups[field.name] = _value(hints[field.name], inlined, where=where, name="")
+                value = {name: item for name, item in value.items() if name not in inlined}
+        values = groups | {name: _value(hints[name], item, where=f"{where}.{name}", name=name) for name, item in value.items()}
         try:
             return typing.cast(type, hint)(**values)
         except InputError as error:

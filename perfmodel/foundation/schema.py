@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
-from perfmodel.foundation.records import Record, record_from_data, record_to_data
+from perfmodel.foundation.records import INLINE, Record, record_from_data, record_to_data
 from perfmodel.foundation.units import SI_UNITS, QuantityKind, example_of, parse_quantity, quantity_of
 
 MAX_COUNT = 2**31
@@ -94,7 +94,7 @@ def model_of(
 ) -> type[FileModel]:
     """Return the model of files for a frozen dataclass; its docstring describes the fields, their names determine the units.
 
-    inline   fields with records whose fields are at the top level of the file
+    inline   fields with records whose fields are at the top level of the file, in addition to those marked `INLINE`
     types    type of a field, by name and annotation, where a file has it in another form; None: the default type
     base     base model with the remedies
     """
@@ -108,7 +108,7 @@ def _add_fields(definitions: dict[str, Any], record: type, inline: tuple[str, ..
     hints, about = typing.get_type_hints(record), descriptions(record)
     for field in dataclasses.fields(record):
         name, hint = field.name, hints[field.name]
-        if name in inline:
+        if name in inline or field.metadata == INLINE:
             _add_fields(definitions, hint, (), types)
             continue
         more: dict[str, Any] = {}

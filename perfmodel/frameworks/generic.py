@@ -130,7 +130,7 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
 
 def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:
     """Return the mean of the families' rates of fused attention relative to `kernel`, including the rates of their generations."""
-    generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
+    generations = [calibration.sustained.attention_generations for calibration in map(load_calibration, list_calibrations())]
     rates = {
         generation: float(
             np.exp(np.mean([np.log(by_kernel.get(generation, 1.0) / by_kernel.get(kernel, 1.0)) for by_kernel in generations if by_kernel]))

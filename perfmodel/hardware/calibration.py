@@ -7,16 +7,16 @@ are in `perfmodel.cost.compute` and `perfmodel.cost.collectives`.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
-from perfmodel.hardware.rules import least, require, require_share
+from perfmodel.foundation.records import INLINE
+from perfmodel.hardware.rules import ReadOnly, freeze, least, require, require_not_negative, require_share
 from perfmodel.hardware.serving_kernels import ServingKernels
 
 
@@ -316,18 +316,8 @@ class CollectiveModel:
     def __post_init__(self) -> None:
         require_share("bandwidth_fraction", self.bandwidth_fraction)
         require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
-        times = (
-            self.base_time,
-            self.hop_time,
-            self.ramp_time,
-            self.tree_hop_time,
-            self.inner_hop_time,
-            self.one_shot_time,
-            self.switch_fraction,
-            self.own_share,
-            self.step_share,
-            self.bulk_time,
-        )
+        hops = (self.base_time, self.hop_time, self.ramp_time, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
+        times = (*hops, self.switch_fraction, self.own_share, self.step_share, self.bulk_time)
         require(min(map(least, times)) >= 0, "collective", times, "must not be negative")
         require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
 
@@ -336,30 +326,142 @@ RAMP_BYTES = 2.0**20
 """Unit of the ramp's argument: 1 MiB, so that c is the extra time of a message of that size."""
 
 
-_MAPPINGS = (
-    "matmul",
-    "convolution",
-    "streaming",
-    "attention",
-    "grouped_matmul",
-    "decode_attention",
-    "peaks",
-    "host_times",
-    "contention",
-    "clock_fractions",
-    "attention_generations",
-    "long_attention",
-    "points",
-    "errors",
-)
-
-
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 """Generations of fused attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class KernelModels(ReadOnly):
+    """Parameters of kernels and collectives.
+
+    matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
+                        that differs by dtype has a second entry, such as `flash.bf16`
+    convolution         parameters by dtype; without an entry a convolution takes the time of a matrix multiply of its size
+    grouped_matmul      parameters by dtype; without an entry a grouped product takes the time of plain products
+    decode_attention    parameters by kernel
+    serving             kernels used only in serving
+    """
+
+    matmul: Mapping[Dtype, MatmulModel] = field(default_factory=dict)
+    convolution: Mapping[Dtype, ConvolutionModel] = field(default_factory=dict)
+    streaming: Mapping[KernelClass, StreamingModel] = field(default_factory=dict)
+    attention: Mapping[str, AttentionModel] = field(default_factory=dict)
+    grouped_matmul: Mapping[Dtype, GroupedMatmulModel] = field(default_factory=dict)
+    decode_attention: Mapping[str, DecodeAttentionModel] = field(default_factory=dict)
+    serving: ServingKernels = field(default_factory=ServingKernels)
+    collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze(self)
+        for tier in self.collectives:
+            if tier not in (SCALE_UP, SCALE_OUT):
+                raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedRates(ReadOnly):
+    """Rates of kernels in a run, over those measured in short bursts.
+
+    sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
+    clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
+    attention_clock_fraction   the same for fused attention, which draws less power while its softmax waits
+    attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; generations
+                        without an entry run at the measured rate
+    long_attention             sustained rate over many keys, by generation; generations without an entry run at the rate of few keys
+    exposed_floor_fraction     exposed share of a kernel's floor time when kernels follow one another
+    """
+
+    sustained_clock_fraction: float = 1.0
+    clock_fractions: Mapping[Dtype, float] = field(default_factory=dict)
+    attention_clock_fraction: float = 1.0
+    attention_generations: Mapping[str, float] = field(default_factory=dict)
+    long_attention: Mapping[str, LongAttention] = field(default_factory=dict)
+    exposed_floor_fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        freeze(self)
+        for name in ("sustained_clock_fraction", "attention_clock_fraction"):
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must lie in 0..1")
+        for name in ("attention_generations", "long_attention"):
+            for kernel in getattr(self, name):
+                if kernel not in ATTENTION_KERNELS:
+                    raise InputError(f"{name}.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
+        for name in ("clock_fractions", "attention_generations"):
+            for key, rate in getattr(self, name).items():
+                require(0 < rate <= 1, f"{name}.{key}", rate, "must lie in 0..1")
+        require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
+
+    def clock(self, dtype: Dtype) -> float:
+        """Return the fraction of the clock that products of a dtype sustain."""
+        return self.clock_fractions.get(dtype, self.sustained_clock_fraction)
+
+    def at_clock(self, fraction: float) -> "SustainedRates":
+        """Return the rates on a chip that sustains that fraction of this chip's clock."""
+        return replace(
+            self,
+            sustained_clock_fraction=min(1.0, self.sustained_clock_fraction * fraction),
+            clock_fractions={dtype: min(1.0, clock * fraction) for dtype, clock in self.clock_fractions.items()},
+            attention_clock_fraction=min(1.0, self.attention_clock_fraction * fraction),
+            long_attention={kernel: rates.at_clock(min(1.0, fraction)) for kernel, rates in self.long_attention.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes(ReadOnly):
+    """Host times where nothing overlaps them.
+
+    launch_time         [s] host time per operator where nothing overlaps it (CPUs; 0 on GPUs)
+    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, in addition to the launch. `redistribution`:
+                        issue and copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
+                        parameter unit. `pipeline_send`: one pass of a micro-batch through a stage. `step`: once a step. Copies of
+                        buffers, per MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
+    """
+
+    launch_time: float = 0.0
+    host_times: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze(self)
+        require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareMemory:
+    """Memory of a chip that its software takes.
+
+    context_bytes       memory of the driver's context and libraries on a chip
+    channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
+    allocator_factor    memory reserved over memory allocated
+    """
+
+    context_bytes: float = 0.0
+    channel_bytes: float = 0.0
+    allocator_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
+        require_not_negative(self, "context_bytes", "channel_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFit(ReadOnly):
+    """Measurements that a calibration is fitted to.
+
+    points, errors      number of measurements and held-out median errors, by part
+    busy_fraction       share of the machine's processors used by other processes during the measurement
+    """
+
+    points: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    busy_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        freeze(self)
+        require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(ReadOnly):
     """Measured parameters of one software stack on one chip, and their fit errors.
 
     name                in tables and of `--calibration`
@@ -372,32 +474,9 @@ class Calibration:
     borrowed            parts measured on another chip, or with few points (matmul, streaming, attention, scale_up, scale_out): a
                         `partial calibration`
     software            libraries and their versions
-    matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
-                        that differs by dtype has a second entry, such as `flash.bf16`
-    convolution         parameters by dtype; without an entry a convolution takes the time of a matrix multiply of its size
-    grouped_matmul      parameters by dtype; without an entry a grouped product takes the time of plain products
-    decode_attention    parameters by kernel
-    serving             kernels used only in serving
     peaks               replaced data-sheet figures (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
-    sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
-    clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
-    attention_clock_fraction   the same for fused attention, which draws less power while its softmax waits
-    attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; generations
-                        without an entry run at the measured rate
-    long_attention             sustained rate over many keys, by generation; generations without an entry run at the rate of few keys
-    exposed_floor_fraction     exposed share of a kernel's floor time when kernels follow one another
-    launch_time         [s] host time per operator where nothing overlaps it (CPUs; 0 on GPUs)
-    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, in addition to the launch. `redistribution`:
-                        issue and copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
-                        parameter unit. `pipeline_send`: one pass of a micro-batch through a stage. `step`: once a step. Copies of
-                        buffers, per MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
-    context_bytes       memory of the driver's context and libraries on a chip
-    channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
-    allocator_factor    memory reserved over memory allocated
     contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all cores busy, over one alone;
                         `cores`: number of processes for these factors; `compute_under_communication`
-    points, errors      number of measurements and held-out median errors, by part
-    busy_fraction       share of the machine's processors used by other processes during the measurement
     """
 
     name: str
@@ -408,57 +487,17 @@ class Calibration:
     provenance: Provenance = Provenance.CALIBRATED
     relatives: tuple[str, ...] = ()
     borrowed: tuple[str, ...] = ()
-    matmul: Mapping[Dtype, MatmulModel] = field(default_factory=dict)
-    convolution: Mapping[Dtype, ConvolutionModel] = field(default_factory=dict)
-    streaming: Mapping[KernelClass, StreamingModel] = field(default_factory=dict)
-    attention: Mapping[str, AttentionModel] = field(default_factory=dict)
-    grouped_matmul: Mapping[Dtype, GroupedMatmulModel] = field(default_factory=dict)
-    decode_attention: Mapping[str, DecodeAttentionModel] = field(default_factory=dict)
-    serving: ServingKernels = field(default_factory=ServingKernels)
-    collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
+    kernels: KernelModels = field(default_factory=KernelModels, metadata=INLINE)
     peaks: Mapping[str, float] = field(default_factory=dict)
-    sustained_clock_fraction: float = 1.0
-    clock_fractions: Mapping[Dtype, float] = field(default_factory=dict)
-    attention_clock_fraction: float = 1.0
-    attention_generations: Mapping[str, float] = field(default_factory=dict)
-    long_attention: Mapping[str, LongAttention] = field(default_factory=dict)
-    exposed_floor_fraction: float = 1.0
-    launch_time: float = 0.0
-    host_times: Mapping[str, float] = field(default_factory=dict)
-    context_bytes: float = 0.0
-    channel_bytes: float = 0.0
-    allocator_factor: float = 1.0
+    sustained: SustainedRates = field(default_factory=SustainedRates, metadata=INLINE)
+    host: HostTimes = field(default_factory=HostTimes, metadata=INLINE)
+    memory: SoftwareMemory = field(default_factory=SoftwareMemory, metadata=INLINE)
     contention: Mapping[str, float] = field(default_factory=dict)
-    points: Mapping[str, int] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    busy_fraction: float = 0.0
+    fit: CalibrationFit = field(default_factory=CalibrationFit, metadata=INLINE)
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for name in _MAPPINGS:
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
-        tiers = {tier: _frozen(models) for tier, models in self.collectives.items()}
-        object.__setattr__(self, "collectives", MappingProxyType(tiers))
-        require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
-        require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
-        for dtype, clock in self.clock_fractions.items():
-            require(0 < clock <= 1, f"clock_fractions.{dtype}", clock, "must lie in 0..1")
-        for kernel, rate in self.attention_generations.items():
-            if kernel not in ATTENTION_KERNELS:
-                raise InputError(f"attention_generations.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
-            require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
-        for kernel in self.long_attention:
-            if kernel not in ATTENTION_KERNELS:
-                raise InputError(f"long_attention.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
-        require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
-        require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
-        require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
-        require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
-        require(self.channel_bytes >= 0, "channel_bytes", self.channel_bytes, "must not be negative")
-        require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
-        for tier in self.collectives:
-            if tier not in (SCALE_UP, SCALE_OUT):
-                raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
+        freeze(self)
         for part in self.borrowed:
             if part not in PARTS:
                 raise bad_field("borrowed", part, f"unknown part{suggest(part, PARTS)}")
@@ -469,23 +508,6 @@ class Calibration:
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from plain dicts, as mapping proxies cannot be pickled."""
-        plain = {name: _thawed(getattr(self, name)) for name in self.__dataclass_fields__}
-        return _rebuild, (plain,)
-
-
-def _rebuild(values: dict[str, Any]) -> Calibration:
-    return Calibration(**values)
-
-
-def _frozen(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(dict(mapping))
-
-
-def _thawed(value: object) -> Any:
-    return {key: _thawed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 GPU_TILES = ((256.0, 128.0, 0.0), (128.0, 256.0, 0.0), (128.0, 128.0, 1.0), (64.0, 128.0, 3.0), (128.0, 64.0, 3.0))
@@ -515,24 +537,25 @@ SPEC_SHEET = Calibration(
     ),
     date="2026-11-21",
     provenance=Provenance.SPEC_SHEET,
-    matmul={
-        Dtype.BF16: MatmulModel(
-            peak_fraction=0.8, depth_offset=100.0, wave_softness=0.2, memory_fraction=0.8, floor_time=3e-6, tiles=GPU_TILES
-        )
-    },
-    streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, floor_time=3e-6)},
-    attention={
-        "flash": AttentionModel(peak_fraction=0.7, head_dim_offset=30.0, sequence_offset=5e4, floor_time=15e-6, memory_fraction=0.5)
-    },
-    sustained_clock_fraction=0.785,
-    exposed_floor_fraction=0.5,
+    kernels=KernelModels(
+        matmul={
+            Dtype.BF16: MatmulModel(
+                peak_fraction=0.8, depth_offset=100.0, wave_softness=0.2, memory_fraction=0.8, floor_time=3e-6, tiles=GPU_TILES
+            )
+        },
+        streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, floor_time=3e-6)},
+        attention={
+            "flash": AttentionModel(peak_fraction=0.7, head_dim_offset=30.0, sequence_offset=5e4, floor_time=15e-6, memory_fraction=0.5)
+        },
+    ),
+    sustained=SustainedRates(sustained_clock_fraction=0.785, exposed_floor_fraction=0.5),
 )
 """Calibration used if neither the chip nor a relative was measured. Collectives: alpha-beta model on the cluster's own links."""
 
 
 def typical_fractions() -> str:
     """Return the assumptions of `SPEC_SHEET` about matrix products, as text."""
-    matmul = SPEC_SHEET.matmul[Dtype.BF16]
+    matmul = SPEC_SHEET.kernels.matmul[Dtype.BF16]
     return f"{matmul.peak_fraction:.0%} of the data sheet's FLOP rate and {matmul.memory_fraction:.0%} of its memory bandwidth are assumed"
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.records import INLINE
 from perfmodel.hardware.fabric import NetworkTier, check_tiers
 
 PROVENANCES = ("read", "recalled", "mixed", "measured", "derived")
@@ -66,20 +67,54 @@ class MemoryTier:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class ComputeUnits:
+    """Compute units of a chip.
+
+    compute_units     SMs, CUs, TensorCores, ... (`unit_kind`)
+    devices_per_chip  devices visible to torch or JAX (MI250X: 2)
+    any_operand_order products in 8 bits take operands in either order; else both must be contiguous along the contracted dim
+    """
+
+    compute_units: int
+    unit_kind: str
+    devices_per_chip: int = 1
+    any_operand_order: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("compute_units", "devices_per_chip"):
+            if getattr(self, name) < 1:
+                raise bad_field(name, getattr(self, name), "must be at least 1", "correct it")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class UsualNode:
+    """Usual node of a chip and its network, for `cluster_of`.
+
+    chips_per_node   chips of one host
+    default_tiers    network tiers, innermost first
+    """
+
+    chips_per_node: int = 1
+    default_tiers: tuple[NetworkTier, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.chips_per_node < 1:
+            raise bad_field("chips_per_node", self.chips_per_node, "must be at least 1", "correct it")
+        if self.default_tiers:
+            check_tiers(self.default_tiers, chips_per_node=self.chips_per_node)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class Chip:
     """One accelerator (a package that is sold as one; it may appear as several devices).
 
     peak_flop_rate    dense rate of each dtype that it multiplies in hardware, all devices  [FLOP/s]
     on_chip_bytes     last-level cache or scratchpad; 0 = not published                     [byte]
-    compute_units     SMs, CUs, TensorCores, ... (`unit_kind`)
-    devices_per_chip  devices visible to torch or JAX (MI250X: 2)
-    any_operand_order products in 8 bits take operands in either order; else both must be contiguous along the contracted dim
     tdp_watts         0 = not published                                                     [W]
     matmul_fraction   fraction of the dense 16-bit peak of the best of many measured products; 0: not measured  [-]
     host_bandwidth    bandwidth of the link to the host's memory, one direction             [byte/s]
     price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
     provenance        group of numbers -> read | recalled | mixed | measured
-    chips_per_node    and `default_tiers`: the usual node and network of this chip, for `cluster_of`
     aliases           common names in addition to its name and prefixes of it
     """
 
@@ -89,10 +124,7 @@ class Chip:
     peak_flop_rate: Mapping[Dtype, float]
     memory: MemoryTier
     on_chip_bytes: float
-    compute_units: int
-    unit_kind: str
-    devices_per_chip: int = 1
-    any_operand_order: bool = False
+    units: ComputeUnits = field(metadata=INLINE)
     tdp_watts: float = 0.0
     host_bandwidth: float = HOST_BANDWIDTH
     matmul_fraction: float = 0.0
@@ -101,8 +133,7 @@ class Chip:
     source: str = ""
     notes: str = ""
     title: str = ""
-    chips_per_node: int = 1
-    default_tiers: tuple[NetworkTier, ...] = ()
+    node: UsualNode = field(default_factory=UsualNode, metadata=INLINE)
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,9 +154,6 @@ class Chip:
             raise bad_field(
                 "host_link", self.host_bandwidth, "must be positive, 1 byte a second at least", "leave it out where it is unknown"
             )
-        for name in ("compute_units", "devices_per_chip", "chips_per_node"):
-            if getattr(self, name) < 1:
-                raise bad_field(name, getattr(self, name), "must be at least 1", "correct it")
         for name in ("on_chip_bytes", "tdp_watts", "price_per_hour"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise bad_field(name, getattr(self, name), "must not be negative", "leave it out where it is unknown")
@@ -134,8 +162,6 @@ class Chip:
         for group, provenance in self.provenance.items():
             if provenance not in PROVENANCES:
                 raise bad_field(f"provenance.{group}", provenance, "unknown provenance", f"use one of {', '.join(PROVENANCES)}")
-        if self.default_tiers:
-            check_tiers(self.default_tiers, chips_per_node=self.chips_per_node)
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -135,17 +135,17 @@ def make_cluster(
     If a node is smaller or larger than usual, a scale-up domain of exactly one node (A100: 8 and 8) is resized with it. A domain that spans
     nodes (GB200, TPU) keeps its size.
     """
-    node = chip.chips_per_node if chips_per_node is None else chips_per_node
+    node = chip.node.chips_per_node if chips_per_node is None else chips_per_node
     node = _count(node, "chips_per_node")
     wanted = node if num_chips is None else _count(num_chips, "num_chips")
     for field, rate in (("scale_up", scale_up_bandwidth), ("inter_node_bandwidth_per_chip", inter_node_bandwidth_per_chip)):
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 1 <= rate <= 1e26):
             raise bad_field(field, shown(rate), "must be a number of bytes a second, 1 at least", "write 5e10")
-    *usual, fabric = chip.default_tiers if _ends_in_fabric(chip) else (*chip.default_tiers, None)
+    *usual, fabric = chip.node.default_tiers if _ends_in_fabric(chip) else (*chip.node.default_tiers, None)
     tiers: list[NetworkTier] = []
     for tier in usual:
         assert tier is not None
-        if tier.size == chip.chips_per_node and node != tier.size:
+        if tier.size == chip.node.chips_per_node and node != tier.size:
             if node == 1 or tier.torus_shape:
                 continue
             tier = dataclasses.replace(tier, size=node)
@@ -191,10 +191,10 @@ def _count(value: object, field: str) -> int:
 
 def _ends_in_fabric(chip: Chip) -> bool:
     """Return whether the last tier in a chip's file connects nodes."""
-    tiers = chip.default_tiers
+    tiers = chip.node.default_tiers
     if not tiers or tiers[-1].topology is Topology.FAT_TREE:
         return bool(tiers)
-    return len(tiers) > 1 and tiers[-1].topology is Topology.SWITCH and tiers[-2].size >= chip.chips_per_node
+    return len(tiers) > 1 and tiers[-1].topology is Topology.SWITCH and tiers[-2].size >= chip.node.chips_per_node
 
 
 def _at_rate(tier: NetworkTier, bandwidth: float) -> NetworkTier:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field, suggest
-from perfmodel.hardware.chip import FACT_GROUPS, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
+from perfmodel.hardware.chip import FACT_GROUPS, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, ComputeUnits, MemoryTier, UsualNode
 from perfmodel.hardware.cluster import MAX_SCALE_OUT_CHIPS
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.technology import ChipSpec, Floorplan, LinkGeneration, LinkSpec, LogicNode, MemoryGeneration, Technology
@@ -169,14 +169,12 @@ def _chip(
             usable=capacity * USABLE_FRACTIONS.get(spec.vendor, USABLE_FRACTION_ELSE),
         ),
         on_chip_bytes=spec.cache_capacity,
-        compute_units=units,
-        unit_kind=spec.unit.unit_kind,
+        units=ComputeUnits(compute_units=units, unit_kind=spec.unit.unit_kind),
         tdp_watts=spec.power,
         host_bandwidth=host.bandwidth * spec.host.links * _HOST_FRACTION,
         provenance=dict.fromkeys((*FACT_GROUPS[:-1], "scale_up", "scale_out"), "derived"),
         source=f"made from technology ({spec.logic}, law {spec.law}, {spec.memory.generation}): {spec.source or spec.name}",
-        chips_per_node=spec.chips_per_node,
-        default_tiers=tiers if spec.scale_up.size != 1 else tiers[1:],
+        node=UsualNode(chips_per_node=spec.chips_per_node, default_tiers=tiers if spec.scale_up.size != 1 else tiers[1:]),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.hardware.chip import Chip, MemoryTier
+from perfmodel.hardware.chip import Chip, ComputeUnits, MemoryTier
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 
@@ -106,8 +106,7 @@ def _chip(cpuinfo: str, *, memory: float) -> Chip:
             name="dram", capacity=max(memory // _MEMORY_GRAIN * _MEMORY_GRAIN, float(_MEMORY_GRAIN)), bandwidth=_ASSUMED_MEMORY_BANDWIDTH
         ),
         on_chip_bytes=float(cache[1]) * 1024 if cache else float(_ASSUMED_CACHE),
-        compute_units=1,
-        unit_kind="core",
+        units=ComputeUnits(compute_units=1, unit_kind="core"),
         provenance={
             "launch_year": "recalled",
             "peak_flop_rate": "mixed",

@@ -28,7 +28,7 @@ def power_limited_fraction(chip: Chip, relative: Chip) -> float:
     not on the advertised full clock. A GB200, whose full clock is 1.11 of a B200's, sustains 1.06 of a B200's, with 1,200 W for 1,000 W.
     """
     ratio = power_clock_ratio(chip, relative)
-    if ratio != 1.0 and chip.compute_units == relative.compute_units:
+    if ratio != 1.0 and chip.units.compute_units == relative.units.compute_units:
         ratio *= (matrix_rate(relative) / matrix_rate(chip)) ** (2 / 3)
     return min(1.0, ratio)
 

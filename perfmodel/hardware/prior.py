@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import Calibration, LongAttention, Provenance
+from perfmodel.hardware.calibration import Calibration, Provenance, SustainedRates
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
@@ -38,7 +38,7 @@ def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[t
     """
 
     def kind(candidate: Chip) -> tuple[str, str, bool]:
-        return candidate.vendor, candidate.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
+        return candidate.vendor, candidate.units.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
 
     alike = [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
     by_rate: dict[float, tuple[Calibration, Chip]] = {}
@@ -69,10 +69,12 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
         borrowed=(),
         provenance=Provenance.PRIOR,
         source=f"the mean of the calibrations of its maker's neighbouring generations ({names})",
-        collectives=_mean([calibration.collectives for calibration, _ in generations(chip, known)]),
-        serving=dataclasses.replace(mean.serving, points={}, errors={}),
-        points={},
-        errors={},
+        kernels=dataclasses.replace(
+            mean.kernels,
+            collectives=_mean([calibration.kernels.collectives for calibration, _ in generations(chip, known)]),
+            serving=dataclasses.replace(mean.kernels.serving, points={}, errors={}),
+        ),
+        fit=dataclasses.replace(mean.fit, points={}, errors={}),
         notes="",
     )
 
@@ -80,20 +82,15 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
 def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
     """Transfer a calibration: scale clocks by the power limit, and attention offsets by the compute unit's 16-bit rate."""
     growth, power = _unit_rate(chip) / _unit_rate(source), power_clock_ratio(chip, source)
-    long_attention: Mapping[str, LongAttention] = {}
-    if matrix_rate(chip) == matrix_rate(source):  # the same silicon; on others softmax takes another share of the time
-        long_attention = {kernel: rates.at_clock(min(1.0, power)) for kernel, rates in calibration.long_attention.items()}
-    return dataclasses.replace(
-        calibration,
-        attention={
-            name: dataclasses.replace(model, head_dim_offset=model.head_dim_offset * growth, sequence_offset=model.sequence_offset * growth)
-            for name, model in calibration.attention.items()
-        },
-        sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
-        clock_fractions={dtype: min(1.0, clock * power) for dtype, clock in calibration.clock_fractions.items()},
-        attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
-        long_attention=long_attention,
-    )
+    attention = {
+        name: dataclasses.replace(model, head_dim_offset=model.head_dim_offset * growth, sequence_offset=model.sequence_offset * growth)
+        for name, model in calibration.kernels.attention.items()
+    }
+    sustained = calibration.sustained
+    if matrix_rate(chip) != matrix_rate(source):  # other silicon, on which softmax takes another share of the time
+        sustained = dataclasses.replace(sustained, long_attention={})
+    kernels = dataclasses.replace(calibration.kernels, attention=attention)
+    return dataclasses.replace(calibration, kernels=kernels, sustained=sustained.at_clock(power))
 
 
 def as_measured(mean: Calibration, chip: Chip) -> Calibration:
@@ -101,31 +98,35 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
 
     Workstation chips sustain a clock above the data sheet's reference clock, so no clock is lost.
     """
-    model = mean.matmul.get(Dtype.BF16)
+    model = mean.kernels.matmul.get(Dtype.BF16)
     if not chip.matmul_fraction or model is None:
         return mean
-    growth = chip.matmul_fraction / model.peak_fraction
+    kernels, growth = mean.kernels, chip.matmul_fraction / model.peak_fraction
     return dataclasses.replace(
         mean,
-        matmul={**mean.matmul, Dtype.BF16: dataclasses.replace(model, peak_fraction=min(chip.matmul_fraction, 1.0))},
-        attention={
-            name: dataclasses.replace(parameters, peak_fraction=min(parameters.peak_fraction * growth, chip.matmul_fraction, 1.0))
-            for name, parameters in mean.attention.items()
-        },
-        # without products of warp groups, FlashAttention 2 is the native kernel
-        attention_generations={name: rate for name, rate in mean.attention_generations.items() if name != "flash2"},
-        long_attention={},
-        grouped_matmul={
-            dtype: dataclasses.replace(group, rate_fraction=min(group.rate_fraction, 1.0)) for dtype, group in mean.grouped_matmul.items()
-        },
-        sustained_clock_fraction=1.0,
-        clock_fractions=dict.fromkeys(mean.clock_fractions, 1.0),
-        attention_clock_fraction=1.0,
+        kernels=dataclasses.replace(
+            kernels,
+            matmul={**kernels.matmul, Dtype.BF16: dataclasses.replace(model, peak_fraction=min(chip.matmul_fraction, 1.0))},
+            attention={
+                name: dataclasses.replace(parameters, peak_fraction=min(parameters.peak_fraction * growth, chip.matmul_fraction, 1.0))
+                for name, parameters in kernels.attention.items()
+            },
+            grouped_matmul={
+                dtype: dataclasses.replace(group, rate_fraction=min(group.rate_fraction, 1.0))
+                for dtype, group in kernels.grouped_matmul.items()
+            },
+        ),
+        sustained=SustainedRates(
+            clock_fractions=dict.fromkeys(mean.sustained.clock_fractions, 1.0),
+            # without products of warp groups, FlashAttention 2 is the native kernel
+            attention_generations={name: rate for name, rate in mean.sustained.attention_generations.items() if name != "flash2"},
+            exposed_floor_fraction=mean.sustained.exposed_floor_fraction,
+        ),
     )
 
 
 def _unit_rate(chip: Chip) -> float:
-    return matrix_rate(chip) / chip.compute_units
+    return matrix_rate(chip) / chip.units.compute_units
 
 
 def _mean(values: Sequence[Any]) -> Any:

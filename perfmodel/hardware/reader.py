@@ -26,7 +26,9 @@ from perfmodel.hardware.chip import (
     USABLE_FRACTION_ELSE,
     USABLE_FRACTIONS,
     Chip,
+    ComputeUnits,
     MemoryTier,
+    UsualNode,
 )
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
@@ -241,14 +243,7 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     chip = load_chip(chip_name)
     if chip.matmul_fraction:
         return as_measured(calibration, chip)
-    power = power_limited_fraction(chip, measured)
-    return dataclasses.replace(
-        calibration,
-        sustained_clock_fraction=calibration.sustained_clock_fraction * power,
-        clock_fractions={dtype: clock * power for dtype, clock in calibration.clock_fractions.items()},
-        attention_clock_fraction=calibration.attention_clock_fraction * power,
-        long_attention={kernel: rates.at_clock(power) for kernel, rates in calibration.long_attention.items()},
-    )
+    return dataclasses.replace(calibration, sustained=calibration.sustained.at_clock(power_limited_fraction(chip, measured)))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -368,10 +363,12 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         },
         memory=_memory(memory, data["vendor"]),
         on_chip_bytes=parse_quantity(on_chip.get("capacity", "0 B"), "bytes", field="on_chip.capacity"),
-        compute_units=on_chip["compute_units"],
-        unit_kind=on_chip["unit_kind"],
-        devices_per_chip=data.get("devices_per_chip", 1),
-        any_operand_order=data.get("any_operand_order", False),
+        units=ComputeUnits(
+            compute_units=on_chip["compute_units"],
+            unit_kind=on_chip["unit_kind"],
+            devices_per_chip=data.get("devices_per_chip", 1),
+            any_operand_order=data.get("any_operand_order", False),
+        ),
         tdp_watts=parse_quantity(data.get("tdp", "0 W"), "power", field="tdp"),
         host_bandwidth=parse_quantity(data["host_link"], "bandwidth", field="host_link") if "host_link" in data else HOST_BANDWIDTH,
         matmul_fraction=float(data.get("matmul_fraction", 0.0)),
@@ -384,8 +381,7 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         ),
         source="; ".join(dict.fromkeys(fact["source"] for fact in facts.values())),
         notes=data.get("notes", ""),
-        chips_per_node=data.get("chips_per_node", 1),
-        default_tiers=(*scale_up, *scale_out),
+        node=UsualNode(chips_per_node=data.get("chips_per_node", 1), default_tiers=(*scale_up, *scale_out)),
         aliases=tuple(data.get("aliases", ())),
     )
 

@@ -3,17 +3,15 @@
 These are small all-reduces of the engines, products with quantized weights, attention to a quantized or latent cache, and
 grouped products of experts with quantized weights.
 
-They are a part of a calibration (`Calibration.serving`), as fractions of the chip's and its links' own rates. The formulas
+They are a part of a calibration (`KernelModels.serving`), as fractions of the chip's and its links' own rates. The formulas
 are in `perfmodel.cost.serving.kernels`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import Any
 
-from perfmodel.hardware.rules import require, require_not_negative, require_positive, require_share
+from perfmodel.hardware.rules import ReadOnly, freeze, require, require_not_negative, require_positive, require_share
 
 ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
 """One-shot: every rank reads the full buffer of every peer. Two-shot: it reads and sums one share, then reads the sums of the others."""
@@ -136,7 +134,6 @@ class CachedAttentionModel:
         require_not_negative(self, "floor_time", "ramp_time", "wave_time")
 
 
-_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "points", "errors")
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "small_all_reduce": ALL_REDUCE_KERNELS,
@@ -148,7 +145,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingKernels:
+class ServingKernels(ReadOnly):
     """Measured serving kernels of a chip; missing ones are taken from `TYPICAL`.
 
     small_all_reduce   by algorithm (`ALL_REDUCE_KERNELS`)
@@ -166,15 +163,10 @@ class ServingKernels:
     errors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _MAPPINGS:
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        freeze(self)
         for name, known in _NAMES.items():
             for kernel in getattr(self, name):
                 require(kernel in known, name, kernel, f"must be one of {', '.join(known)}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from plain dicts, as mapping proxies cannot be pickled."""
-        return partial(ServingKernels, **{name: dict(getattr(self, name)) for name in _MAPPINGS}), ()
 
 
 _NARROW = WeightProductModel(

@@ -55,8 +55,8 @@ def save_chip(chip: Chip, path: str | Path) -> None:
 
 def chip_text(chip: Chip) -> str:
     """Return the content of a chip file."""
-    memory, tiers = chip.memory, [_tier(tier) for tier in chip.default_tiers]
-    has_fabric = bool(tiers) and chip.default_tiers[-1].topology is Topology.FAT_TREE
+    memory, tiers = chip.memory, [_tier(tier) for tier in chip.node.default_tiers]
+    has_fabric = bool(tiers) and chip.node.default_tiers[-1].topology is Topology.FAT_TREE
     texts = {"title": chip.title, "aliases": list(chip.aliases), "notes": chip.notes}
     return dump_yaml(
         {
@@ -71,16 +71,16 @@ def chip_text(chip: Chip) -> str:
                 **({"usable_capacity": exact_quantity(memory.usable, "bytes")} if memory.usable else {}),
             },
             "on_chip": {
-                "compute_units": chip.compute_units,
-                "unit_kind": chip.unit_kind,
+                "compute_units": chip.units.compute_units,
+                "unit_kind": chip.units.unit_kind,
                 "capacity": exact_quantity(chip.on_chip_bytes, "bytes"),
             },
-            "devices_per_chip": chip.devices_per_chip,
-            "any_operand_order": chip.any_operand_order,
+            "devices_per_chip": chip.units.devices_per_chip,
+            "any_operand_order": chip.units.any_operand_order,
             **({"tdp": exact_quantity(chip.tdp_watts, "power")} if chip.tdp_watts else {}),
             "host_link": exact_quantity(chip.host_bandwidth, "bandwidth"),
             **({"matmul_fraction": chip.matmul_fraction} if chip.matmul_fraction else {}),
-            "chips_per_node": chip.chips_per_node,
+            "chips_per_node": chip.node.chips_per_node,
             "scale_up": tiers[:-1] if has_fabric else tiers,
             **({"scale_out": tiers[-1]} if has_fabric else {}),
             "facts": {

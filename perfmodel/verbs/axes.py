@@ -336,7 +336,7 @@ _CHIP: Mapping[str, _ChipField] = {
     "chip.peak_flop_rate": (QuantityKind.FLOP_RATE, lambda at: wide_rate(at.cluster.chip), _with_wide_rate),
     "chip.memory.bandwidth": (QuantityKind.BANDWIDTH, attrgetter("cluster.chip.memory.bandwidth"), _writer("memory", "bandwidth")),
     "chip.memory.capacity": (QuantityKind.BYTES, attrgetter("cluster.chip.memory.capacity"), _with_capacity),
-    "chip.on_chip.compute_units": ("", attrgetter("cluster.chip.compute_units"), _writer("compute_units")),
+    "chip.on_chip.compute_units": ("", attrgetter("cluster.chip.units.compute_units"), _writer("units", "compute_units")),
     "chip.host_link": (QuantityKind.BANDWIDTH, attrgetter("cluster.chip.host_bandwidth"), _writer("host_bandwidth")),
 }
 

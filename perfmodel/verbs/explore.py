@@ -215,8 +215,8 @@ def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_
     def scaled_out(at: System) -> System:
         return replace(at, cluster=replace(at.cluster, tiers=last.tiers, chips_per_node=last.chips_per_node))
 
-    rates = {name: getattr(two, name) for name in ("peak_flop_rate", "compute_units", "any_operand_order")}
-    yield "peak rate", *named("chip.peak_flop_rate"), with_chip(**rates)
+    units = replace(first.chip.units, compute_units=two.units.compute_units, any_operand_order=two.units.any_operand_order)
+    yield "peak rate", *named("chip.peak_flop_rate"), with_chip(peak_flop_rate=two.peak_flop_rate, units=units)
     if precision is not None:
         of_job = "quantization" if system.is_service else "precision"
         before = getattr(system.asked, of_job) or ("as published" if system.is_service else "bf16-mixed")

@@ -152,7 +152,7 @@ def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
 
     if asked is not None:
         return choice_of(Precision, asked, "precision")
-    has_bf16 = cluster.chip.unit_kind != "core" and Dtype.BF16 in cluster.chip.peak_flop_rate
+    has_bf16 = cluster.chip.units.unit_kind != "core" and Dtype.BF16 in cluster.chip.peak_flop_rate
     return Precision.BF16_MIXED if has_bf16 else Precision.FP32
 
 

@@ -76,7 +76,7 @@ def run_served(
     from perfmodel.execute.launch.launch import WorkerGroup
 
     def suffices(known: Calibration) -> bool:
-        return bool(known.decode_attention) and not lacks_states(config, known)
+        return bool(known.kernels.decode_attention) and not lacks_states(config, known)
 
     scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=target, hang_timeout=60.0, on_progress=note)
     with scope as workers:

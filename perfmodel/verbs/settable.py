@@ -54,7 +54,7 @@ def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, u
 def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
     """Return a newer fused-attention kernel that the chip has and the framework can use; empty if there is none.
 
-    It compares kernels on chips with measurements of several generations over long sequences (`Calibration.long_attention`).
+    It compares kernels on chips with measurements of several generations over long sequences (`SustainedRates.long_attention`).
     """
     kernel_now, rates = profile.kernels.attention_kernel, machine.fused_attention.long
     if kernel_now not in rates:

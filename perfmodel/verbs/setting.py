@@ -113,8 +113,8 @@ def make_setting(
     sentences = [*notes]
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found_cluster.pools:
         sentences.insert(0, f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}")
-    if chosen.busy_fraction > MOST_BUSY:
-        busy = f"was measured while other processes took {chosen.busy_fraction:.0%} of the processors"
+    if chosen.fit.busy_fraction > MOST_BUSY:
+        busy = f"was measured while other processes took {chosen.fit.busy_fraction:.0%} of the processors"
         sentences.append(f"calibration={chosen.name}: {busy}; calibrate again when the machine is quiet")
     if calibration is not None and chosen.chips and found_cluster.chip.name not in chosen.chips:
         elsewhere = f"was measured on {', '.join(chosen.chips[:3])}, not on {found_cluster.chip.name}"

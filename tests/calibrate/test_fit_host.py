@@ -12,7 +12,7 @@ from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, CollectiveModel, Provenance
+from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, CollectiveModel, HostTimes, Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 
@@ -40,7 +40,7 @@ def machine(num_ranks: int = 2) -> tuple[Cluster, Calibration]:
         name="known",
         chips=(cluster.chip.name,),
         provenance=Provenance.CALIBRATED,
-        collectives={"scale_up": models},
+        kernels=replace(SPEC_SHEET.kernels, collectives={"scale_up": models}),
         peaks={"flop_rate.fp32": 1e11, "memory_bandwidth": 2e10},
     )
     return cluster, calibration
@@ -69,10 +69,10 @@ def test_host_times_that_explain_the_runs_are_found():
     fitted = fit_host_times(list(zip(plans, times, strict=True)), cluster, calibration, PROFILE)
     again = processor_times(plans, cluster, fitted, PROFILE)
     assert again == pytest.approx(times, rel=1e-3)
-    assert fitted.launch_time == pytest.approx(TRUE_TIMES[LAUNCH], rel=0.01)
+    assert fitted.host.launch_time == pytest.approx(TRUE_TIMES[LAUNCH], rel=0.01)
     for event in ("pipeline_send", "gather_unit", "gather_mebibyte", "reduce_unit", "reduce_mebibyte"):
-        assert fitted.host_times[event] == pytest.approx(TRUE_TIMES[event], rel=0.05), event
-    assert fitted.points["host"] == len(plans)
+        assert fitted.host.host_times[event] == pytest.approx(TRUE_TIMES[event], rel=0.05), event
+    assert fitted.fit.points["host"] == len(plans)
 
 
 @pytest.mark.slow
@@ -93,11 +93,11 @@ def test_noise_of_ten_percent_moves_the_prediction_of_another_batch_by_little_mo
 def test_runs_quicker_than_their_kernels_leave_no_host_time():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=True)
-    bare = processor_times(plans, cluster, replace(calibration, launch_time=0.0, host_times={}), PROFILE)
+    bare = processor_times(plans, cluster, replace(calibration, host=HostTimes()), PROFILE)
     runs = list(zip(plans, bare / 2, strict=True))
     fitted = fit_host_times(runs, cluster, calibration, PROFILE)
-    assert fitted.launch_time == 0
-    assert not fitted.host_times
+    assert fitted.host.launch_time == 0
+    assert not fitted.host.host_times
 
 
 @pytest.mark.slow

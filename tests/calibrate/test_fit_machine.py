@@ -70,7 +70,7 @@ def test_convolutions_have_a_rate_of_their_own():
 
 def test_without_samples_a_convolution_is_a_matrix_multiply():
     calibration = fit_machine([*matmul_samples(noise(1)), *streaming_samples(noise(2))], name="cpu", chip="test-chip", software="test")
-    assert not calibration.convolution
+    assert not calibration.kernels.convolution
     machine = make_machine(calibration=calibration, dtype=Dtype.FP32)
     shape = {"batch": 1.0, "m": 3136.0, "n": 128.0, "k": 1152.0, "itemsize": 4.0}
     assert convolution_time(**shape, num_bytes=4e6, machine=machine) == matmul_time(**shape, machine=machine)
@@ -218,8 +218,8 @@ def test_collectives_come_back_each_with_its_own_figures(fitted):
 
 def test_the_rest_is_medians(fitted):
     calibration, machine, _ = fitted
-    assert calibration.launch_time == 6e-6
-    assert dict(calibration.host_times) == {"step": 3e-3}
+    assert calibration.host.launch_time == 6e-6
+    assert dict(calibration.host.host_times) == {"step": 3e-3}
     assert machine.contention["compute.2"] == 1.08
     assert machine.basis.parts[SCALE_UP] == "calibrated: here"
 
@@ -227,8 +227,8 @@ def test_the_rest_is_medians(fitted):
 def test_errors_and_points_are_recorded(fitted):
     calibration, _, tolerance = fitted
     parts = {"matmul.fp32", "streaming.default", "streaming.gelu", "attention.flash.fp32", "scale_up.all_reduce"}
-    assert parts <= set(calibration.errors)
-    assert all(calibration.errors[part] < 2 * tolerance and calibration.points[part] > 4 for part in parts)
+    assert parts <= set(calibration.fit.errors)
+    assert all(calibration.fit.errors[part] < 2 * tolerance and calibration.fit.points[part] > 4 for part in parts)
 
 
 def test_the_file_gives_back_the_calibration(fitted, tmp_path):
@@ -257,7 +257,7 @@ def test_products_that_were_all_seen_slow_have_a_peak_above_them():
         MatmulSample(m=m, n=512, k=512, batch=1, dtype=Dtype.FP32, time=1e-3 + 2 * m * 512 * 512 / 200e9) for m in (16, 64, 128, 256, 512)
     ]
     calibration = fit_machine(samples, name="here", chip="test-chip", software="")
-    assert calibration.matmul[Dtype.FP32].peak_fraction == pytest.approx(1.2)
+    assert calibration.kernels.matmul[Dtype.FP32].peak_fraction == pytest.approx(1.2)
     assert calibration.peaks["flop_rate.fp32"] > max(2 * s.m * 512 * 512 / s.time for s in samples)
 
 

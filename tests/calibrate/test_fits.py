@@ -108,8 +108,8 @@ def test_shipped_calibrations_say_where_they_come_from(name):
     assert calibration.chips == (TABLES[name].chip,)
     assert "clock" in calibration.source.lower()
     assert calibration.date
-    assert set(calibration.errors) == set(calibration.points)
-    errors = calibration.errors
+    assert set(calibration.fit.errors) == set(calibration.fit.points)
+    errors = calibration.fit.errors
     assert errors["matmul.bf16"] < 0.07
     assert errors["matmul.bf16.m<128"] < 0.12
     assert errors["attention.flash"] < 0.06

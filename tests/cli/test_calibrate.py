@@ -76,7 +76,7 @@ def test_what_cannot_be_saved_after_all_is_shown(form, measured, call, monkeypat
 
 
 def test_a_busy_machine_is_reported_and_recorded(measured, call, call_json, home, monkeypatch):
-    busy = replace(measured, busy_fraction=0.35)
+    busy = replace(measured, fit=replace(measured.fit, busy_fraction=0.35))
     monkeypatch.setattr("perfmodel.calibrate.fit_host.fit_measurement", lambda *_, **__: busy)
     assert "The machine was busy: other processes took 35%" in call("calibrate")[1]
     assert load_calibration(home / ".local/share/perfmodel/calibrations" / f"{measured.name}.yaml") == busy

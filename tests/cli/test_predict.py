@@ -454,7 +454,8 @@ def test_a_calibration_of_the_user_comes_first(call_json, home):
 
     folder = home / ".local/share/perfmodel/calibrations"
     folder.mkdir(parents=True)
-    mine = replace(perfmodel.load_calibration("h100"), name="mine", sustained_clock_fraction=0.34)
+    h100 = perfmodel.load_calibration("h100")
+    mine = replace(h100, name="mine", sustained=replace(h100.sustained, sustained_clock_fraction=0.34))
     before = call_json("predict", *JOB, "--tp", 2)
     save_calibration(mine, folder / "mine.yaml")
     after = call_json("predict", *JOB, "--tp", 2)

@@ -45,13 +45,13 @@ def test_no_chip_has_two_calibrations_lent_or_a_lent_one_and_its_own():
 
 def test_only_vendors_without_a_measured_chip_of_the_kind_rely_on_the_data_sheet():
     alone = {name for name in list_chips() if default_calibration(name, calibrations_for(name)) is SPEC_SHEET}
-    kinds = {(load_chip(name).vendor, load_chip(name).unit_kind) for name in MEASURED}
-    of_measured_vendors = {name for name in alone if (load_chip(name).vendor, load_chip(name).unit_kind) in kinds}
+    kinds = {(load_chip(name).vendor, load_chip(name).units.unit_kind) for name in MEASURED}
+    of_measured_vendors = {name for name in alone if (load_chip(name).vendor, load_chip(name).units.unit_kind) in kinds}
     assert of_measured_vendors == {"gtx1080ti-11gb"}, "no matrix units"
     assert {load_chip(name).vendor for name in alone - of_measured_vendors} == {"google", "aws", "huawei"}
 
 
 def test_amd_meshes_reach_the_same_share_of_their_links():
-    models = [load_calibration(name).collectives["scale_up"] for name in ("mi300x", "mi325x", "mi355x")]
+    models = [load_calibration(name).kernels.collectives["scale_up"] for name in ("mi300x", "mi325x", "mi355x")]
     assert models[0] == models[1] == models[2]
     assert all("scale_up" in load_calibration(name).borrowed for name in ("mi300x", "mi325x", "mi355x"))

@@ -20,7 +20,7 @@ SPECS = resource_dir("hardware_specs")
 CHIPS = list_chips()
 CLUSTERS = [name for name in list_clusters() if name != LOCALHOST]
 TIERS = [
-    *((f"chip {name}", number, tier) for name in CHIPS for number, tier in enumerate(load_chip(name).default_tiers)),
+    *((f"chip {name}", number, tier) for name in CHIPS for number, tier in enumerate(load_chip(name).node.default_tiers)),
     *((f"cluster {name}", number, tier) for name in CLUSTERS for number, tier in enumerate(load_cluster(name).tiers)),
 ]
 QUANTITY_FIELDS = {"capacity", "usable_capacity", "bandwidth", "pair_bandwidth", "latency", "tdp"}
@@ -256,7 +256,7 @@ def test_bf16_rates_stand_in_the_known_ratios(chip, other, ratio):
 )
 def test_a_rate_is_units_times_clock_times_dense_flops_per_cycle(name, clock, flops_per_cycle):
     chip = load_chip(name)
-    assert chip.flop_rate("fp16") == pytest.approx(chip.compute_units * clock * flops_per_cycle, rel=0.01)
+    assert chip.flop_rate("fp16") == pytest.approx(chip.units.compute_units * clock * flops_per_cycle, rel=0.01)
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -280,7 +280,7 @@ def test_the_traps_of_single_chips():
     assert load_chip("h100-sxm-80gb").memory.capacity == parse_quantity("81559 MiB", "bytes")
     assert load_chip("h100-sxm-96gb-hbm2e").memory.bandwidth == 2.4e12, "torchtitan's part is not the stock H100"
     for name in ("mi250x-128gb", "tpu-v2", "tpu-v3", "tpu-v7"):
-        assert load_chip(name).devices_per_chip == 2
+        assert load_chip(name).units.devices_per_chip == 2
     assert load_chip("mi250x-128gb").flop_rate("bf16") == 383e12, "the module, not one of its two dies"
 
 
@@ -288,7 +288,7 @@ def test_the_traps_of_single_chips():
 def test_links_are_one_direction(name):
     duplex = longest_prefix(DUPLEX_LINK, name)
     if duplex:
-        inner = load_chip(name).default_tiers[0]
+        inner = load_chip(name).node.default_tiers[0]
         assert inner.link.bandwidth == pytest.approx(duplex * 1e9 / 2, rel=0.01)
 
 
@@ -330,7 +330,7 @@ def test_one_to_one_differs_from_all_to_all_on_a_mesh():
     tier = load_cluster("mi300x").tiers[0]
     assert (tier.topology, tier.link.pair_bandwidth, tier.link.bandwidth) == (Topology.FULL_MESH, 64e9, 448e9)
     for name in ("mi325x-256gb", "mi355x-288gb", "gaudi2-96gb", "gaudi3-128gb"):
-        link = load_chip(name).default_tiers[0].link
+        link = load_chip(name).node.default_tiers[0].link
         assert link.pair_bandwidth * 7 == pytest.approx(link.bandwidth)
 
 

@@ -3,7 +3,7 @@
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, Calibration
-from perfmodel.hardware.chip import Chip, MemoryTier
+from perfmodel.hardware.chip import Chip, ComputeUnits, MemoryTier
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
@@ -17,8 +17,7 @@ def make_chip(**changes) -> Chip:
         "peak_flop_rate": {Dtype.BF16: 400e12, Dtype.FP32: 50e12},
         "memory": MemoryTier(name="HBM", capacity=64 * 2**30, bandwidth=2e12),
         "on_chip_bytes": 40e6,
-        "compute_units": 100,
-        "unit_kind": "SM",
+        "units": ComputeUnits(compute_units=100, unit_kind="SM"),
     }
     return Chip(**(values | changes))
 
@@ -45,5 +44,6 @@ def shipped_machine(name: str, *, clock: bool = True, dtype=Dtype.BF16) -> Machi
 
     calibration = load_calibration(name)
     if not clock:
-        calibration = replace(calibration, sustained_clock_fraction=1.0, attention_clock_fraction=1.0, exposed_floor_fraction=1.0)
+        burst = {"sustained_clock_fraction": 1.0, "attention_clock_fraction": 1.0, "exposed_floor_fraction": 1.0}
+        calibration = replace(calibration, sustained=replace(calibration.sustained, **burst))
     return resolve_machine(load_cluster(CALIBRATED[name]), calibration, dtype=dtype)

@@ -12,7 +12,15 @@ from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION, NEVER
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, SPEC_SHEET, Calibration, CollectiveModel
+from perfmodel.hardware.calibration import (
+    COLLECTIVE_CODE,
+    SCALE_OUT,
+    SCALE_UP,
+    SPEC_SHEET,
+    Calibration,
+    CollectiveModel,
+    KernelModels,
+)
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.grid import neighbours_together
@@ -214,12 +222,14 @@ GLOO = Calibration(
     software="gloo",
     source="",
     date="",
-    collectives={
-        SCALE_UP: {
-            AR: CollectiveModel(base_time=214e-6, bandwidth_fraction=1.0),
-            RS: CollectiveModel(base_time=408e-6, bandwidth_fraction=0.285),
-        }
-    },
+    kernels=KernelModels(
+        collectives={
+            SCALE_UP: {
+                AR: CollectiveModel(base_time=214e-6, bandwidth_fraction=1.0),
+                RS: CollectiveModel(base_time=408e-6, bandwidth_fraction=0.285),
+            }
+        },
+    ),
     peaks={f"{SCALE_UP}_bandwidth": 1.56e9},
 )
 
@@ -248,7 +258,8 @@ def test_figures_of_a_switch_are_not_used_on_a_relatives_mesh():
 def test_a_ring_between_nodes_pays_for_its_hops_inside():
     models = {AG: CollectiveModel(hop_time=10e-6, inner_hop_time=2e-6, bandwidth_fraction=1.0)}
     inside = {AG: CollectiveModel(hop_time=1e-6, bandwidth_fraction=1.0)}
-    machine = make_machine(make_tier(), FABRIC, calibration=replace(GLOO, collectives={SCALE_UP: inside, SCALE_OUT: models}, peaks={}))
+    kernels = KernelModels(collectives={SCALE_UP: inside, SCALE_OUT: models})
+    machine = make_machine(make_tier(), FABRIC, calibration=replace(GLOO, kernels=kernels, peaks={}))
     across = collective_time(AG, 1.0, group_size=64.0, inside=[8.0, 64.0], machine=machine)
     assert across == pytest.approx(56 * 3e-6 + 7 * 10e-6, rel=1e-5)
     assert collective_time(AG, 1.0, group_size=8.0, inside=[8.0, 8.0], machine=machine) == pytest.approx(7e-6, rel=1e-5)

@@ -28,8 +28,8 @@ def buffers(folding=None, **degrees):
 
 def test_channels_follow_the_bandwidth_of_the_links():
     assert [channels_of(bandwidth * 1e9) for bandwidth in (12, 32, 50, 150, 300, 450, 900)] == [2, 3, 4, 12, 24, 24, 24]
-    assert 24 * CALIBRATION.channel_bytes == IN_NODE
-    assert 4 * CALIBRATION.channel_bytes == BETWEEN
+    assert 24 * CALIBRATION.memory.channel_bytes == IN_NODE
+    assert 4 * CALIBRATION.memory.channel_bytes == BETWEEN
 
 
 def test_one_chip_has_no_communicator():
@@ -55,7 +55,8 @@ def test_experts_add_their_exchange_and_their_replicas():
 
 
 def test_channels_without_buffers_take_nothing():
-    machine = resolve_machine(load_cluster("dgx-h100", num_chips=64), replace(CALIBRATION, channel_bytes=0.0))
+    memory = replace(CALIBRATION.memory, channel_bytes=0.0)
+    machine = resolve_machine(load_cluster("dgx-h100", num_chips=64), replace(CALIBRATION, memory=memory))
     assert world_communicator_bytes(machine, 64) == 0.0
 
 

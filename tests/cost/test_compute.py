@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from perfmodel.cost import compute
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import KERNEL_CODE, AttentionModel, Calibration, KernelClass, MatmulModel, StreamingModel
+from perfmodel.hardware.calibration import (
+    KERNEL_CODE,
+    AttentionModel,
+    Calibration,
+    KernelClass,
+    KernelModels,
+    MatmulModel,
+    StreamingModel,
+)
 from perfmodel.hardware.reader import load_calibration
 from tests.cost.machines import CALIBRATED, make_chip, make_machine, shipped_machine
 
@@ -18,12 +26,14 @@ CPU = Calibration(
     software="",
     source="",
     date="",
-    matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0, depth_offset=8, floor_time=1e-6, sharpness=1.0)},
-    streaming={
-        KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0, floor_time=1e-6, caches=((1e6, 8.0), (3e7, 3.0))),
-        KernelClass.GELU: StreamingModel(bandwidth_fraction=1.0, floor_time=1e-6, element_time=1e-9),
-    },
-    attention={"flash": AttentionModel(peak_fraction=0.5), "flash.bf16": AttentionModel(peak_fraction=0.25)},
+    kernels=KernelModels(
+        matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0, depth_offset=8, floor_time=1e-6, sharpness=1.0)},
+        streaming={
+            KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0, floor_time=1e-6, caches=((1e6, 8.0), (3e7, 3.0))),
+            KernelClass.GELU: StreamingModel(bandwidth_fraction=1.0, floor_time=1e-6, element_time=1e-9),
+        },
+        attention={"flash": AttentionModel(peak_fraction=0.5), "flash.bf16": AttentionModel(peak_fraction=0.25)},
+    ),
     peaks={"flop_rate.fp32": 2e11, "memory_bandwidth": 13e9},
 )
 MACHINES = {
@@ -128,7 +138,7 @@ def test_a_faster_chip_is_not_slower():
 
 def test_the_clock_factor_slows_matmuls_only():
     cool, hot = shipped_machine("h100", clock=False), shipped_machine("h100")
-    clock = load_calibration("h100").sustained_clock_fraction
+    clock = load_calibration("h100").sustained.sustained_clock_fraction
     assert clock < 1
     slow = matmul_time(**PRODUCT, machine=hot) / matmul_time(**PRODUCT, machine=cool)
     assert slow == pytest.approx(1 / clock, rel=0.02)

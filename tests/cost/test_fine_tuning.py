@@ -124,7 +124,7 @@ def test_norms_written_out_keep_float32():
 def test_cards_reach_the_products_that_were_measured_on_them():
     """A GeForce halves its rate where it accumulates in float32, and reaches nearly all of what is left."""
     (calibration,) = calibrations_for("rtx4090-24gb")
-    assert [model.peak_fraction for dtype, model in calibration.matmul.items() if dtype == "bf16"] == [0.97]
+    assert [model.peak_fraction for dtype, model in calibration.kernels.matmul.items() if dtype == "bf16"] == [0.97]
     assert load_chip("3080").name == "rtx3080-10gb"
 
 

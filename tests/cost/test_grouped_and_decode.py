@@ -13,7 +13,12 @@ from perfmodel.hardware.calibration import SPEC_SHEET, DecodeAttentionModel, Gro
 from tests.cost.machines import CALIBRATED, make_chip, make_machine, shipped_machine
 
 CPU = replace(
-    SPEC_SHEET, matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0)}, streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0)}
+    SPEC_SHEET,
+    kernels=replace(
+        SPEC_SHEET.kernels,
+        matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0)},
+        streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0)},
+    ),
 )
 MACHINES = {
     "spec": make_machine(),
@@ -147,14 +152,15 @@ def test_an_unmeasured_chip_runs_grouped_products_as_plain_ones():
 
 
 def test_models_are_those_of_the_dtype_and_in_units():
-    calibration = replace(
-        SPEC_SHEET,
+    kernels = replace(
+        SPEC_SHEET.kernels,
         grouped_matmul={
             Dtype.BF16: GroupedMatmulModel(rate_fraction=0.9, memory_fraction=0.8, row_fraction=0.5, expert_time=1e-7, floor_time=2e-5),
             Dtype.FP8: GroupedMatmulModel(rate_fraction=0.7),
         },
         decode_attention={"flash": DecodeAttentionModel(memory_fraction=0.5, floor_time=1e-5, wave_time=2e-6, ramp_bytes=4e7)},
     )
+    calibration = replace(SPEC_SHEET, kernels=kernels)
     machine = make_machine(calibration=calibration)
     rates, decode = machine.grouped_matmul, machine.serving.decode_attention["flash"]
     assert rates.matmul.flop_rate == pytest.approx(0.9 * machine.matmul.flop_rate)

@@ -103,5 +103,5 @@ def test_ranks_that_share_a_sequence_have_the_rate_of_one_that_has_it_alone():
 def test_rates_over_many_keys_are_of_their_silicon():
     """An H20 has 148 TFLOP/s: shares of an H100's peak would leave its softmax no time. An H800 has an H100's compute."""
     (h20, *_), (h800, *_) = calibrations_for("h20-96gb"), calibrations_for("h800-sxm-80gb")
-    assert not h20.long_attention
-    assert h800.long_attention == load_calibration("h100").long_attention
+    assert not h20.sustained.long_attention
+    assert h800.sustained.long_attention == load_calibration("h100").sustained.long_attention

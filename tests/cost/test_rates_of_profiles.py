@@ -32,7 +32,7 @@ def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, clust
     calibration = load_calibration(chip)
     machine = resolve_machine(load_cluster(cluster), calibration, dtype=Dtype.BF16)
     scaled = with_rates_of(PROFILE.having(attention_kernel=kernel, attention_rate_fraction=1.0), machine)
-    rate = calibration.attention_generations.get(kernel, 1.0)
+    rate = calibration.sustained.attention_generations.get(kernel, 1.0)
     assert scaled.attention["flash"].flop_rate == machine.attention["flash"].flop_rate * rate
     assert (rate < 1.0) == (kernel == "flash1" or (kernel, chip) == ("flash2", "h100"))
 
@@ -40,10 +40,10 @@ def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, clust
 def test_products_of_eight_bits_have_a_clock_of_their_own():
     calibration = load_calibration("h100")
     machines = [resolve_machine(load_cluster("dgx-h100"), calibration, dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8)]
-    fractions = [calibration.matmul[machine.dtype].peak_fraction for machine in machines]
+    fractions = [calibration.kernels.matmul[machine.dtype].peak_fraction for machine in machines]
     assert [machine.matmul.flop_rate for machine in machines] == [
-        machines[0].peak_flop_rate * calibration.sustained_clock_fraction * fractions[0],
-        machines[1].peak_flop_rate * calibration.clock_fractions[Dtype.FP8] * fractions[1],
+        machines[0].peak_flop_rate * calibration.sustained.sustained_clock_fraction * fractions[0],
+        machines[1].peak_flop_rate * calibration.sustained.clock_fractions[Dtype.FP8] * fractions[1],
     ]
 
 

@@ -50,7 +50,7 @@ def test_one_copy_is_enough_where_operands_may_lie_in_either_order(precision):
     assert (one.weight_copies, one.activation_copies, one.gradient_copies) == ((1, 1, 1) if is_one else (2, 2, 2))
     linear = sum(shape.num_elements for shape in load_model("llama-3-70b").layer_shapes() if len(shape.shape) == 2)
     wide, low = predicted(Precision.BF16_MIXED), predicted(precision)
-    assert (load_cluster("dgx-b200").chip.any_operand_order, load_cluster("dgx-h100").chip.any_operand_order) == (True, False)
+    assert [load_cluster(name).chip.units.any_operand_order for name in ("dgx-b200", "dgx-h100")] == [True, False]
     copies = (1 if is_one else 2) * recipe.copy_bytes
     assert low.memory["weights"] - wide.memory["weights"] == 20 * linear / 2 * copies
     reads = 4.0 if recipe.reads_twice else 2.0

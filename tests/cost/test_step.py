@@ -138,7 +138,7 @@ def test_megatrons_fused_softmax_takes_four_heads_or_sequences_at_a_time():
 
 def test_what_computes_launches_where_the_chip_is_its_own_host():
     """A core: nothing runs ahead."""
-    core = replace(CHIP, unit_kind="core")
+    core = replace(CHIP, units=replace(CHIP.units, unit_kind="core"))
     job = make_job(make_model())
     profile = profile_of("torch-gloo").having(host_launch_time=1e-3)
     rows = [

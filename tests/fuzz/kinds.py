@@ -177,7 +177,7 @@ def hardware(rng: random.Random, folder: Path) -> bool:
 def cluster_of_chip(chip: Any) -> Cluster:
     from perfmodel.hardware.cluster import make_cluster
 
-    return make_cluster(chip, num_chips=chip.chips_per_node)
+    return make_cluster(chip, num_chips=chip.node.chips_per_node)
 
 
 def topologies(rng: random.Random, folder: Path) -> bool:

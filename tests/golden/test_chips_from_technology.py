@@ -23,8 +23,8 @@ def test_a_chip_from_technology_is_the_chip_of_the_data_sheet(spec, sheet):
     assert constructed.flop_rate(Dtype.FP16) == pytest.approx(real.flop_rate(Dtype.FP16), rel=0.05)
     assert constructed.peak_flop_rate.keys() <= {*real.peak_flop_rate, Dtype.FP64}
     assert (constructed.memory.capacity, constructed.memory.bandwidth) == (real.memory.capacity, real.memory.bandwidth)
-    assert [(tier.link, tier.size, tier.topology) for tier in constructed.default_tiers] == [
-        (tier.link, tier.size, tier.topology) for tier in real.default_tiers
+    assert [(tier.link, tier.size, tier.topology) for tier in constructed.node.default_tiers] == [
+        (tier.link, tier.size, tier.topology) for tier in real.node.default_tiers
     ]
 
 

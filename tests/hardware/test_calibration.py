@@ -12,8 +12,10 @@ from perfmodel.hardware.calibration import (
     CollectiveModel,
     DecodeAttentionModel,
     GroupedMatmulModel,
+    KernelModels,
     MatmulModel,
     StreamingModel,
+    SustainedRates,
     default_calibration,
 )
 from perfmodel.hardware.reader import calibrations_for, list_calibrations, load_calibration
@@ -39,8 +41,8 @@ EMPTY = {"name": "x", "chips": ("chip",), "software": "", "source": "", "date": 
         (lambda: DecodeAttentionModel(wave_time=-1e-9), "decode_attention"),
         (lambda: CollectiveModel(base_time=-1.0), "collective"),
         (lambda: CollectiveModel(ramp_exponent=0.0), "ramp_exponent"),
-        (lambda: Calibration(**EMPTY, sustained_clock_fraction=1.2), "sustained_clock_fraction"),
-        (lambda: Calibration(**EMPTY, collectives={"sideways": {}}), "did you mean|use one of"),
+        (lambda: SustainedRates(sustained_clock_fraction=1.2), "sustained_clock_fraction"),
+        (lambda: KernelModels(collectives={"sideways": {}}), "did you mean|use one of"),
         (lambda: Calibration(**EMPTY, peaks={"flops": 1.0}), "flop_rate"),
         (lambda: Calibration(**EMPTY, borrowed=("attension",)), "attention"),
     ],

@@ -37,7 +37,8 @@ def test_chips_of_one_die_have_the_clock_that_their_power_sustains():
     clocks = power_limited_fraction(gb200, b200) * matrix_rate(gb200) / matrix_rate(b200)
     assert clocks == pytest.approx(1.2 ** (1 / 3))
     assert power_limited_fraction(load_chip("gb300-nvl72"), b200) == 1.0
-    other = replace(gb200, compute_units=gb200.compute_units - 8)  # another die: a FLOP costs both the same
+    units = replace(gb200.units, compute_units=gb200.units.compute_units - 8)  # another die: a FLOP costs both the same
+    other = replace(gb200, units=units)
     assert power_limited_fraction(other, b200) == 1.0
 
 

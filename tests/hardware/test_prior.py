@@ -34,8 +34,8 @@ def test_collectives_are_the_mean_of_every_generation():
     chip = load_chip(CHIPS["b200"])
     assert sorted(names(generations(chip, pairs))) == ["a100", "h200"]  # H100 and H200 compute alike; the later one is nearer
     prior = prior_calibration(chip, pairs)
-    bases = [calibration.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time for calibration, _ in generations(chip, pairs)]
-    assert prior.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time == pytest.approx((bases[0] * bases[1]) ** 0.5)
+    bases = [calibration.kernels.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time for calibration, _ in generations(chip, pairs)]
+    assert prior.kernels.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time == pytest.approx((bases[0] * bases[1]) ** 0.5)
 
 
 def test_a_chip_is_no_neighbour_of_itself():
@@ -50,10 +50,10 @@ def test_another_vendor_is_no_neighbour():
 def test_parameters_are_means_and_the_prediction_is_based_on_a_prior():
     pairs = known("a100", "b200")
     prior = prior_calibration(load_chip(CHIPS["h100"]), pairs)
-    ends = [calibration.matmul[Dtype.BF16].peak_fraction for calibration, _ in pairs]
-    assert prior.matmul[Dtype.BF16].peak_fraction == pytest.approx((ends[0] * ends[1]) ** 0.5)
-    hops = [calibration.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time for calibration, _ in pairs]
-    assert min(hops) < prior.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time < max(hops)
+    ends = [calibration.kernels.matmul[Dtype.BF16].peak_fraction for calibration, _ in pairs]
+    assert prior.kernels.matmul[Dtype.BF16].peak_fraction == pytest.approx((ends[0] * ends[1]) ** 0.5)
+    hops = [calibration.kernels.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time for calibration, _ in pairs]
+    assert min(hops) < prior.kernels.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time < max(hops)
     assert prior.provenance is Provenance.PRIOR
     machine = resolve_machine(load_cluster("dgx-h100"), prior)
     assert machine.basis.parts["matmul"] == "prior: mean of a100 and b200"
@@ -62,10 +62,11 @@ def test_parameters_are_means_and_the_prediction_is_based_on_a_prior():
 def test_a_mean_with_zero_is_the_plain_one():
     pairs = known("a100", "b200")
     calibration, chip = pairs[0]
-    models = {dtype: replace(model, wave_softness=0.0) for dtype, model in calibration.matmul.items()}
-    other = pairs[1][0].matmul[Dtype.BF16].wave_softness
-    prior = prior_calibration(load_chip(CHIPS["h100"]), [(replace(calibration, matmul=models), chip), pairs[1]])
-    assert prior.matmul[Dtype.BF16].wave_softness == pytest.approx(other / 2)
+    models = {dtype: replace(model, wave_softness=0.0) for dtype, model in calibration.kernels.matmul.items()}
+    other = pairs[1][0].kernels.matmul[Dtype.BF16].wave_softness
+    even = replace(calibration, kernels=replace(calibration.kernels, matmul=models))
+    prior = prior_calibration(load_chip(CHIPS["h100"]), [(even, chip), pairs[1]])
+    assert prior.kernels.matmul[Dtype.BF16].wave_softness == pytest.approx(other / 2)
 
 
 def test_softmax_keeps_its_time_on_a_compute_unit():
@@ -73,7 +74,7 @@ def test_softmax_keeps_its_time_on_a_compute_unit():
     (calibration, source), target = known("h100")[0], load_chip(CHIPS["b200"])
     prior = prior_calibration(target, [(calibration, source)])
     times = [
-        model.attention["flash"].head_dim_offset / (chip.flop_rate(Dtype.BF16) / chip.compute_units)
+        model.kernels.attention["flash"].head_dim_offset / (chip.flop_rate(Dtype.BF16) / chip.units.compute_units)
         for model, chip in ((calibration, source), (prior, target))
     ]
     assert times[0] == pytest.approx(times[1])
@@ -86,18 +87,18 @@ def test_between_two_equal_calibrations_the_prior_equals_them():
     prior = prior_calibration(chip, twins)
     assert prior.name == "mean of old and new"
     for part in ("matmul", "streaming", "attention"):
-        assert numbers(getattr(prior, part)) == pytest.approx(numbers(getattr(calibration, part)), rel=1e-12)
-    assert numbers(prior.collectives[SCALE_UP]) == pytest.approx(numbers(calibration.collectives[SCALE_UP]), rel=1e-12)
-    assert prior.sustained_clock_fraction == pytest.approx(calibration.sustained_clock_fraction)
-    assert prior.context_bytes == pytest.approx(calibration.context_bytes)
+        assert numbers(getattr(prior.kernels, part)) == pytest.approx(numbers(getattr(calibration.kernels, part)), rel=1e-12)
+    assert numbers(prior.kernels.collectives[SCALE_UP]) == pytest.approx(numbers(calibration.kernels.collectives[SCALE_UP]), rel=1e-12)
+    assert prior.sustained.sustained_clock_fraction == pytest.approx(calibration.sustained.sustained_clock_fraction)
+    assert prior.memory.context_bytes == pytest.approx(calibration.memory.context_bytes)
 
 
 def slower(chip, name, launch_year):
     """Half the units at half the power: another generation, whose units and watts are the same."""
     share = {2018: 2, 2024: 4}[launch_year]
     rates = {dtype: rate / share for dtype, rate in chip.peak_flop_rate.items()}
-    units = chip.compute_units // share
-    return replace(chip, name=name, launch_year=launch_year, peak_flop_rate=rates, compute_units=units, tdp_watts=chip.tdp_watts / share)
+    units = replace(chip.units, compute_units=chip.units.compute_units // share)
+    return replace(chip, name=name, launch_year=launch_year, peak_flop_rate=rates, units=units, tdp_watts=chip.tdp_watts / share)
 
 
 def numbers(value):
@@ -111,13 +112,13 @@ def numbers(value):
 @pytest.mark.parametrize(("name", "others"), [("a100", ("h100", "b200")), ("h100", ("a100", "b200")), ("b200", ("a100", "h100"))])
 def test_the_clock_of_a_chip_left_out_follows_its_power(name, others):
     """Within 10 %; the plain mean of its neighbours' clocks misses the A100's by 24 %."""
-    fraction = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
-    assert fraction == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
+    fraction = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained.sustained_clock_fraction
+    assert fraction == pytest.approx(load_calibration(name).sustained.sustained_clock_fraction, rel=0.1)
 
 
 def test_no_clock_exceeds_the_data_sheets():
     chip = replace(load_chip(CHIPS["h100"]), tdp_watts=1e4)
-    assert prior_calibration(chip, known("a100", "b200")).sustained_clock_fraction == 1.0
+    assert prior_calibration(chip, known("a100", "b200")).sustained.sustained_clock_fraction == 1.0
 
 
 def test_a_chip_without_matrix_units_has_no_neighbours():
@@ -134,10 +135,9 @@ def test_a_measured_sister_is_the_only_neighbour():
 
 
 def test_a_dtype_that_one_neighbour_has_is_carried():
-    assert Dtype.FP8 not in load_calibration("a100").matmul
-    assert (
-        prior_calibration(load_chip(CHIPS["h100"]), known("a100", "b200")).matmul[Dtype.FP8] == load_calibration("b200").matmul[Dtype.FP8]
-    )
+    assert Dtype.FP8 not in load_calibration("a100").kernels.matmul
+    prior = prior_calibration(load_chip(CHIPS["h100"]), known("a100", "b200"))
+    assert prior.kernels.matmul[Dtype.FP8] == load_calibration("b200").kernels.matmul[Dtype.FP8]
 
 
 #: Best matrix multiply of the MAMF table (Bekman, Machine Learning Engineering, stas00/ml-engineering @744d01e), as a share of the peak.
@@ -149,14 +149,14 @@ def test_a_chip_known_by_its_best_shape_has_the_discount_of_the_chips_with_table
     shares = []
     for chip, best in BEST_SHAPE.items():
         calibration = load_calibration(chip)
-        shares.append(calibration.matmul[Dtype.BF16].peak_fraction * calibration.sustained_clock_fraction / best)
+        shares.append(calibration.kernels.matmul[Dtype.BF16].peak_fraction * calibration.sustained.sustained_clock_fraction / best)
     discount = math.prod(shares) ** (1 / len(shares))
     calibration = load_calibration(name) if name else SPEC_SHEET
-    assert calibration.sustained_clock_fraction == pytest.approx(discount, abs=0.002)
+    assert calibration.sustained.sustained_clock_fraction == pytest.approx(discount, abs=0.002)
 
 
 @pytest.mark.parametrize("name", ["mi300x", "mi325x", "mi355x", "gaudi2", "gaudi3"])
 def test_attention_falls_short_of_a_data_sheet_as_the_best_matrix_multiply_does(name):
-    calibration, typical = load_calibration(name), SPEC_SHEET
-    ratio = calibration.matmul[Dtype.BF16].peak_fraction / typical.matmul[Dtype.BF16].peak_fraction
-    assert calibration.attention["flash"].peak_fraction == pytest.approx(typical.attention["flash"].peak_fraction * ratio, abs=0.001)
+    measured, typical = load_calibration(name).kernels, SPEC_SHEET.kernels
+    ratio = measured.matmul[Dtype.BF16].peak_fraction / typical.matmul[Dtype.BF16].peak_fraction
+    assert measured.attention["flash"].peak_fraction == pytest.approx(typical.attention["flash"].peak_fraction * ratio, abs=0.001)

@@ -17,12 +17,16 @@ from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
     Calibration,
+    CalibrationFit,
     CollectiveModel,
+    HostTimes,
     KernelClass,
+    KernelModels,
     MatmulModel,
+    SoftwareMemory,
     StreamingModel,
 )
-from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip
+from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip, UsualNode
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.local import local_cluster
@@ -55,7 +59,7 @@ def test_a_chip_has_its_dense_rates_in_si_units():
     assert chip.flop_rate(Dtype.BF16) == 989.4e12
     assert chip.memory.bandwidth == 3.35e12
     assert chip.memory.capacity == 81559 * 2.0**20
-    assert chip.compute_units == 132
+    assert chip.units.compute_units == 132
     assert chip.price_per_hour == 2.99
 
 
@@ -140,10 +144,10 @@ def test_a_cluster_file_may_bring_its_own_chip(tmp_path):
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_any_chip_makes_a_cluster_with_its_usual_links(chip, nodes):
     usual = load_chip(chip)
-    cluster = cluster_of(chip, num_chips=nodes * usual.chips_per_node)
-    assert cluster.tiers[:-1] == usual.default_tiers[:-1]
+    cluster = cluster_of(chip, num_chips=nodes * usual.node.chips_per_node)
+    assert cluster.tiers[:-1] == usual.node.default_tiers[:-1]
     assert cluster.tiers[-1].topology == Topology.FAT_TREE
-    assert cluster.chips_per_node == usual.chips_per_node
+    assert cluster.chips_per_node == usual.node.chips_per_node
 
 
 def test_a_published_run_sets_node_size_and_nics():
@@ -169,7 +173,7 @@ def test_a_chip_is_found_as_people_call_it(typed, chip):
     assert load_chip(typed).name == chip
     cluster = load_cluster(typed, num_chips=16)
     assert (cluster.name, cluster.chip.name, cluster.num_chips) == (chip, chip, 16)
-    assert cluster.tiers[:-1] == load_chip(chip).default_tiers[:-1]
+    assert cluster.tiers[:-1] == load_chip(chip).node.default_tiers[:-1]
 
 
 def test_a_name_that_several_chips_begin_with_is_not_guessed():
@@ -246,16 +250,19 @@ FULL = Calibration(
     software="torch 2.13",
     source="measured",
     date="2026-11-21",
-    matmul={Dtype.BF16: MatmulModel(peak_fraction=0.85, floor_time=2.3e-6, tiles=((256.0, 128.0, 0.0), (64.0, 64.0, 1.5)))},
-    streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, element_time=1 / 3e9, caches=((2.0**21, 4.0), (2.0**24, 2.0)))},
-    attention={"flash": AttentionModel(peak_fraction=0.6, sequence_offset=100.0)},
-    collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp_time=3e-7)}},
+    kernels=KernelModels(
+        matmul={Dtype.BF16: MatmulModel(peak_fraction=0.85, floor_time=2.3e-6, tiles=((256.0, 128.0, 0.0), (64.0, 64.0, 1.5)))},
+        streaming={
+            KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, element_time=1 / 3e9, caches=((2.0**21, 4.0), (2.0**24, 2.0)))
+        },
+        attention={"flash": AttentionModel(peak_fraction=0.6, sequence_offset=100.0)},
+        collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp_time=3e-7)}},
+    ),
     peaks={"flop_rate.bf16": 1.5e11, "memory_bandwidth": 1e10 / 3, "scale_up_bandwidth": 2e9},
-    host_times={"dtensor_op": 1.234567e-4},
-    context_bytes=5e8 / 3,
+    host=HostTimes(host_times={"dtensor_op": 1.234567e-4}),
+    memory=SoftwareMemory(context_bytes=5e8 / 3),
     contention={"2": 1.1},
-    points={"matmul": 120},
-    errors={"matmul": 0.03, "step_time": 0.1},
+    fit=CalibrationFit(points={"matmul": 120}, errors={"matmul": 0.03, "step_time": 0.1}),
 )
 
 
@@ -275,10 +282,10 @@ def test_a_calibration_file_has_units():
 
 def test_a_relative_with_less_power_has_a_lower_clock_and_one_with_more_the_same():
     """Cube root: 500 W instead of 700 W leave .894; only the chip that was measured keeps the file's figure exactly."""
-    measured = load_calibration("h100").sustained_clock_fraction
+    measured = load_calibration("h100").sustained.sustained_clock_fraction
 
     def clock(chip):
-        return next(c for c in calibrations_for(chip) if c.name == "h100").sustained_clock_fraction
+        return next(c for c in calibrations_for(chip) if c.name == "h100").sustained.sustained_clock_fraction
 
     assert clock("h100-sxm-80gb") == measured
     assert clock("h100-sxm-96gb-hbm2e") == pytest.approx(measured * (500 / 700) ** (1 / 3), rel=1e-12)
@@ -322,7 +329,7 @@ def test_a_user_defined_chip_gets_the_prior_too():
     assert prior == prior_for(mine)
     assert prior.name == "mean of a100 and h100"
     assert prior.relatives == ("mine",)
-    assert prior.sustained_clock_fraction < load_calibration("a100").sustained_clock_fraction
+    assert prior.sustained.sustained_clock_fraction < load_calibration("a100").sustained.sustained_clock_fraction
 
 
 @pytest.mark.parametrize(
@@ -577,10 +584,10 @@ def test_a_fat_tree_takes_more_chips_than_its_source_states():
 
 
 def test_one_chip_needs_no_network():
-    cluster = make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), default_tiers=(), chips_per_node=1), num_chips=1)
+    cluster = make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), node=UsualNode()), num_chips=1)
     assert cluster.num_chips == cluster.max_chips == 1
     with pytest.raises(InputError, match="does not say how nodes are joined; give scale_out too"):
-        make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), default_tiers=(), chips_per_node=1), num_chips=2)
+        make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), node=UsualNode()), num_chips=2)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_an_axis_changes_its_field_and_no_other():
 def test_technology_is_applied_before_the_chip():
     bandwidth = changed(MADE, {"chip.memory.bandwidth": 9e12, "technology.logic": "n5"})
     assert bandwidth.cluster.chip.memory.bandwidth == 9e12
-    assert bandwidth.cluster.chip.compute_units > MADE.cluster.chip.compute_units
+    assert bandwidth.cluster.chip.units.compute_units > MADE.cluster.chip.units.compute_units
     other = changed(MADE, {"technology.memory": "hbm3"})
     assert other.cluster.chip.memory.bandwidth == pytest.approx(5 * 1024 * 6.4e9 / 8)
     assert other.cluster.num_chips == 8

@@ -53,10 +53,13 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
         raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
     calm = replace(
         with_few_rows(calibration, chip),
-        sustained_clock_fraction=1.0,
-        clock_fractions={},
-        attention_clock_fraction=1.0,
-        exposed_floor_fraction=engine.kernels.floor_fraction,
+        sustained=replace(
+            calibration.sustained,
+            sustained_clock_fraction=1.0,
+            clock_fractions={},
+            attention_clock_fraction=1.0,
+            exposed_floor_fraction=engine.kernels.floor_fraction,
+        ),
     )
     usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
     return resolve_machine(cluster, calm, dtype=usual)
@@ -76,9 +79,9 @@ def with_few_rows(calibration: Calibration, chip: Chip) -> Calibration:
     share = rate / chip.memory.bandwidth / LEAST_MEASURED_RIDGE
     if share >= 1.0 or chip.name in calibration.chips:
         return calibration
-    models = calibration.matmul or SPEC_SHEET.matmul
+    models = calibration.kernels.matmul or SPEC_SHEET.kernels.matmul
     few = {name: replace(model, few_rows=LEAST_TILE_ROWS * share) for name, model in models.items() if model.tiles != NO_TILES}
-    return replace(calibration, matmul={**models, **few})
+    return replace(calibration, kernels=replace(calibration.kernels, matmul={**models, **few}))
 
 
 Array = NDArray[np.float64]

@@ -40,7 +40,9 @@ EXECUTOR = Engine(
 
 def lacks_states(model: TransformerConfig, calibration: Calibration) -> bool:
     """Return whether the model has layers with a state that the calibration has not measured."""
-    return any(kind.mixer in UPDATE_KERNELS and UPDATE_KERNELS[kind.mixer] not in calibration.streaming for kind in model.layer_kinds)
+    return any(
+        kind.mixer in UPDATE_KERNELS and UPDATE_KERNELS[kind.mixer] not in calibration.kernels.streaming for kind in model.layer_kinds
+    )
 
 
 def executor_times(

@@ -107,6 +107,7 @@ def serving_rates(
     rates  peak FLOP rates at their clocks, by dtype
     """
     base_rate = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
+    measured, sustained = calibration.kernels.serving, calibration.sustained
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration),
         plain=plain,
@@ -114,12 +115,12 @@ def serving_rates(
         decode_attention=decode_attention,
         relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
-        exposed_floor=calibration.exposed_floor_fraction,
-        peak_flop_rate=base_rate / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
-        compute_units=float(max(cluster.chip.compute_units, 1)),
-        weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
-        grouped_weight={**TYPICAL.grouped_weight, **calibration.serving.grouped_weight},
-        cached_attention={**TYPICAL.cached_attention, **calibration.serving.cached_attention},
+        exposed_floor=sustained.exposed_floor_fraction,
+        peak_flop_rate=base_rate / sustained.sustained_clock_fraction * sustained.attention_clock_fraction,
+        compute_units=float(max(cluster.chip.units.compute_units, 1)),
+        weight_product={**TYPICAL.weight_product, **measured.weight_product},
+        grouped_weight={**TYPICAL.grouped_weight, **measured.grouped_weight},
+        cached_attention={**TYPICAL.cached_attention, **measured.cached_attention},
     )
 
 
@@ -127,7 +128,7 @@ def _all_reduce_rates(cluster: Cluster, calibration: Calibration) -> AllReduceRa
     tier = cluster.tiers[0]
     bandwidth = calibration.peaks.get(f"{SCALE_UP}_bandwidth", tier.link.bandwidth)
     is_linked = tier.peer_to_peer and tier.topology in (Topology.SWITCH, Topology.FULL_MESH) and not cluster.is_scale_out(tier)
-    models: Mapping[str, SmallAllReduceModel] = {**TYPICAL.small_all_reduce, **calibration.serving.small_all_reduce}
+    models: Mapping[str, SmallAllReduceModel] = {**TYPICAL.small_all_reduce, **calibration.kernels.serving.small_all_reduce}
 
     def rates(kernel: str) -> tuple[float, float, float]:
         model = models[kernel]

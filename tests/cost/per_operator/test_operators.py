@@ -13,7 +13,15 @@ from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
+from perfmodel.hardware.calibration import (
+    Calibration,
+    ConvolutionModel,
+    HostTimes,
+    KernelClass,
+    KernelModels,
+    MatmulModel,
+    StreamingModel,
+)
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.grid import free_grid
 from perfmodel.workload.graph import Graph, Operand, Operator, Product, Tensor
@@ -28,10 +36,10 @@ PARTS = {
     "software": "",
     "source": "",
     "date": "",
-    "matmul": {Dtype.FP32: MatmulModel(peak_fraction=1.0, sharpness=1.0)},
     "peaks": {"flop_rate.fp32": 1e11, "memory_bandwidth": 1e10},
-    "launch_time": 1e-5,
+    "host": HostTimes(launch_time=1e-5),
 }
+MATMUL = {Dtype.FP32: MatmulModel(peak_fraction=1.0, sharpness=1.0)}
 STREAMING = {
     KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0),
     KernelClass.ADD: StreamingModel(bandwidth_fraction=0.5, element_time=1e-11),
@@ -39,8 +47,9 @@ STREAMING = {
     KernelClass.MAX_POOLING: StreamingModel(bandwidth_fraction=1.0, element_time=2e-9),
 }
 CONVOLUTION = {Dtype.FP32: ConvolutionModel(peak_fraction=2.0, memory_fraction=0.5, floor_time=1e-6)}
-CPU = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING, convolution=CONVOLUTION), dtype=Dtype.FP32)
-PLAIN = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING), dtype=Dtype.FP32)
+KERNELS = KernelModels(matmul=MATMUL, streaming=STREAMING)
+CPU = make_machine(calibration=Calibration(**PARTS, kernels=replace(KERNELS, convolution=CONVOLUTION)), dtype=Dtype.FP32)
+PLAIN = make_machine(calibration=Calibration(**PARTS, kernels=KERNELS), dtype=Dtype.FP32)
 
 
 def setting(optimizer=Optimizer.SGD):

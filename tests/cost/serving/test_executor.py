@@ -16,7 +16,9 @@ from perfmodel.hardware.calibration import (
     WEIGHT_BANDWIDTH,
     Calibration,
     DecodeAttentionModel,
+    HostTimes,
     KernelClass,
+    KernelModels,
     MatmulModel,
     Provenance,
     StreamingModel,
@@ -34,10 +36,12 @@ HERE = Calibration(
     source="",
     date="2026-01-01",
     provenance=Provenance.CALIBRATED,
-    matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0, memory_fraction=0.5, sharpness=1.0)},
-    decode_attention={"flash": DecodeAttentionModel(memory_fraction=0.25, floor_time=1e-6)},
+    kernels=KernelModels(
+        matmul={Dtype.FP32: MatmulModel(peak_fraction=1.0, memory_fraction=0.5, sharpness=1.0)},
+        decode_attention={"flash": DecodeAttentionModel(memory_fraction=0.25, floor_time=1e-6)},
+    ),
     peaks={"flop_rate.fp32": 1e11, "memory_bandwidth": 4e10, WEIGHT_BANDWIDTH: 1e10, VECTOR_BANDWIDTH: 2e10},
-    launch_time=1e-5,
+    host=HostTimes(launch_time=1e-5),
 )
 
 
@@ -64,14 +68,12 @@ def test_a_decode_step_is_the_sum_of_its_kernels(sequences):
 
 #: Of each class a time for an element alone [s], and of updates a bandwidth.
 MEASURED = {KernelClass.CAUSAL_CONV: 2e-9, KernelClass.STATE_SCAN: 3e-10, KernelClass.DELTA_SCAN: 1e-9}
-WITH_STATES = replace(
-    HERE,
-    streaming={
-        KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0),
-        **{kernel: StreamingModel(bandwidth_fraction=1e9, element_time=time) for kernel, time in MEASURED.items()},
-        **{kernel: StreamingModel(bandwidth_fraction=0.01, floor_time=1e-4) for kernel in UPDATE_KERNELS.values()},
-    },
-)
+STREAMING = {
+    KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0),
+    **{kernel: StreamingModel(bandwidth_fraction=1e9, element_time=time) for kernel, time in MEASURED.items()},
+    **{kernel: StreamingModel(bandwidth_fraction=0.01, floor_time=1e-4) for kernel in UPDATE_KERNELS.values()},
+}
+WITH_STATES = replace(HERE, kernels=replace(HERE.kernels, streaming=STREAMING))
 
 
 SCANS = {"mamba": KernelClass.STATE_SCAN, "delta": KernelClass.DELTA_SCAN}
@@ -84,8 +86,8 @@ def test_states_take_what_was_measured_of_them(name, mixer):
     decode, prompt = StepShape(sequences=3, cached=40, new=1), StepShape(sequences=1, cached=0, new=32)
 
     def parts(shape, kernel=KernelClass.DEFAULT, **changes):
-        changed = replace(WITH_STATES.streaming[kernel], **changes)
-        return predicted_parts(model, cluster, replace(WITH_STATES, streaming={**WITH_STATES.streaming, kernel: changed}), shape)
+        streaming = {**STREAMING, kernel: replace(STREAMING[kernel], **changes)}
+        return predicted_parts(model, cluster, replace(HERE, kernels=replace(HERE.kernels, streaming=streaming)), shape)
 
     def more(shape, part, kernel, **changes):
         return parts(shape, kernel, **changes)[part] - parts(shape)[part]

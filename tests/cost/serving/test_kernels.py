@@ -90,7 +90,7 @@ def test_serving_kernels_survive_a_pickle_and_are_checked():
         ServingKernels(small_all_reduce={"three_shot": SmallAllReduceModel(base_time=1e-6)})
     with pytest.raises(InputError, match="base_time"):
         SmallAllReduceModel(base_time=-1.0)
-    assert replace(calibration, serving=ServingKernels()).serving.small_all_reduce.get(ONE_SHOT) is None
+    assert replace(calibration.kernels, serving=ServingKernels()).serving.small_all_reduce.get(ONE_SHOT) is None
 
 
 PRODUCTS = {  # aiconfigurator's tables, with the pass before the product: chip, format, m, n, k, us
@@ -217,6 +217,7 @@ def test_experts_in_16_bits_are_plain_ones_and_narrow_ones_are_quicker():
 
 def test_a_calibration_of_fp8_alone_makes_a_machine():
     calibration = load_calibration("h100")
-    alone = replace(calibration, matmul={Dtype.FP8: calibration.matmul[Dtype.FP8]})
+    kernels = replace(calibration.kernels, matmul={Dtype.FP8: calibration.kernels.matmul[Dtype.FP8]})
+    alone = replace(calibration, kernels=kernels)
     machine = resolve_machine(load_cluster("dgx-h100"), alone, dtype=Dtype.FP8)
     assert machine.serving.plain.flop_rate == machine.matmul.flop_rate

@@ -15,7 +15,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.hardware.calibration import KernelClass
+from perfmodel.hardware.calibration import HostTimes, KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import list_chips, load_calibration
 from perfmodel.hardware.samples import (
@@ -87,11 +87,11 @@ def test_a_brief_calibration_holds_every_part_and_predicts(brief_machine, tmp_pa
     calibration = fit_measurement(machine)
     save_calibration(calibration, path)
     assert load_calibration(path) == calibration
-    assert set(calibration.matmul) == {Dtype.FP32, Dtype.BF16}
-    assert set(calibration.streaming) == set(KernelClass)
-    assert set(calibration.collectives["scale_up"]) == set(CollectiveKind)
+    assert set(calibration.kernels.matmul) == {Dtype.FP32, Dtype.BF16}
+    assert set(calibration.kernels.streaming) == set(KernelClass)
+    assert set(calibration.kernels.collectives["scale_up"]) == set(CollectiveKind)
     assert {"matmul", "streaming", "attention", "cores"} <= set(calibration.contention)
-    assert calibration.launch_time > 0
+    assert calibration.host.launch_time > 0
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -99,7 +99,7 @@ def test_a_brief_calibration_holds_every_part_and_predicts(brief_machine, tmp_pa
     estimator = resolve_estimator(job, local_cluster(num_chips=2), calibration=calibration, profile=load_profile("torch-gloo"))
     prediction = estimator.predict(make_plan(job, cluster="localhost", num_chips=2, dp_replicate=2, profile="torch-gloo"))
     assert prediction.rests_on["forward"] == f"calibrated: {calibration.name}"
-    without_host = replace(calibration, host_times={}, launch_time=0.0)
+    without_host = replace(calibration, host=HostTimes())
     bare = resolve_estimator(job, local_cluster(num_chips=2), calibration=without_host, profile=load_profile("torch-gloo"))
     assert prediction.step_time > bare.predict(prediction.plan).step_time
     machine = estimator.machine

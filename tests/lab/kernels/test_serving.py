@@ -40,7 +40,7 @@ from tests.lab.kernels.tables_of_tests import grid, planted, publish
 from tests.lab.kernels.test_chip_kernels import layers
 
 H100, B200 = (load_cluster(name, num_chips=16) for name in ("dgx-h100", "dgx-b200"))
-H100_PLAIN, B200_PLAIN = (load_calibration(name).matmul[Dtype.BF16] for name in ("h100", "b200"))
+H100_PLAIN, B200_PLAIN = (load_calibration(name).kernels.matmul[Dtype.BF16] for name in ("h100", "b200"))
 ALL_REDUCES = {
     ONE_SHOT: SmallAllReduceModel(base_time=3e-6, peer_time=1e-7, bandwidth_fraction=0.65),
     TWO_SHOT: SmallAllReduceModel(base_time=9e-6, peer_time=1e-7, bandwidth_fraction=0.5),
