@@ -154,7 +154,7 @@ def printed_parts(network: Graph) -> tuple[dict[str, dict[str, int]], int]:
         for operator in network.operators:
             if _TABLE_2_LAYERS[label](operator):
                 degrees = split | {"t": split.get("s", 1)}
-                parts[operator.name] = {dim: degrees.get(dim, 1) for dim in operator.dims if dim not in operator.unsplit}
+                parts[operator.name] = {dim: degrees.get(dim, 1) for dim in operator.dims if dim not in operator.roles.unsplit}
     return parts, apart
 
 

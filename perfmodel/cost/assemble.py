@@ -87,7 +87,7 @@ def outside_pipeline(
         gather=gather,
         reduction=reduction,
         tied=tied,
-        optimizer=optimizer_time(terms, stages, sizes, machine),
+        optimizer=optimizer_time(terms, stages, sizes.optimizer, machine),
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
         ends=ends_time(regions, stages),

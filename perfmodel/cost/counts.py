@@ -276,7 +276,7 @@ def _count_flops(
                 dims[i] = float(number)
                 counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
             continue
-        if seen < 1.0 and _KEYS in producer.logical.values():
+        if seen < 1.0 and _KEYS in producer.roles.logical.values():
             dims[dims.index(float(plan.job.seq_len))] *= seen
             m, n, k = dims
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)

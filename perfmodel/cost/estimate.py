@@ -297,7 +297,7 @@ def host_memory(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Co
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
-    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.optimizer.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     on_chips = replace(estimator, profile=profile, programs=programs)
     not_offloaded = evaluate_memory(on_chips, plans[0], plan_columns(on_chips, plans))

@@ -225,7 +225,7 @@ class _Mixed:
                 gather=gather,
                 reduction=reduction,
                 tied=slowest_stage([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
-                optimizer=slowest_stage([optimizer_time(of.terms, held, sizes, machine) for of, machine, held in shared]),
+                optimizer=slowest_stage([optimizer_time(of.terms, held, sizes.optimizer, machine) for of, machine, held in shared]),
                 accumulation=slowest_stage(
                     [accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]
                 ),

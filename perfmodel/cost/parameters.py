@@ -37,42 +37,73 @@ TIMES = ("microbatch", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParameterProgram:
-    """Events of all parameters for one ZeRO stage, as rows; `units` merges rows of one collective.
+class EventColumns:
+    """Columns of events: [events] the parameter, and [events, 1] bytes of an element and which buffer is sent.
 
+    on_shard, is_whole   the shard; the unsharded matrix; neither: as gathered
+    """
+
+    parameter: NDArray[np.int64]
+    itemsize: NDArray[np.float64]
+    on_shard: NDArray[np.bool_]
+    is_whole: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitColumns:
+    """Columns of units [units]: events that run as one collective.
+
+    starts   first event of each unit
+    kind, mask   the collective, and the axes of its group
+    cell         row of `ParameterCost.time` to which its time is added
+    tensors      number of its tensors
+    merges       (into, from) of units that become one collective where their groups are equal
+    shares       [units, 1] size of the unit that a parameter is gathered in, over the part that is here; None: units are complete
+    """
+
+    starts: NDArray[np.intp]
+    kind: NDArray[np.int64]
+    mask: NDArray[np.int64]
+    cell: NDArray[np.int64]
+    is_bucketed: NDArray[np.bool_]
+    tensors: NDArray[np.float64]
+    merges: tuple[tuple[int, int], ...]
+    shares: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatrixMasks:
+    """Masks of the axes that shard rows and columns of the stored matrix, and of those that ZeRO adds: [parameters] each."""
+
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    zero: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterProgram:
+    """Events of all parameters for one ZeRO stage, as rows; units merge rows of one collective.
+
+    masks: the axes of each mask.
     members [regions]: the parameters that each region reads.
-    elements [parameters]: rows and columns of the stored matrix, and masks of the axes that shard them.
-    unit_shares [units, 1]: size of the unit that a parameter is gathered in, over the part that is here; None: units are complete.
     sums: (region, parameter, mask of the axes) of each gradient that is summed separately before it is scattered.
     bucket_scale: bytes of a gradient as reduced over those as produced, in the parameter's dtype: bucket sizes count the latter.
+    happens: (what, times) that have an event.
     """
 
     zero: int
     parameters: tuple[ParameterLayout, ...]
-    event_parameter: NDArray[np.int64]
-    event_itemsize: NDArray[np.float64]
-    event_on_shard: NDArray[np.bool_]
-    event_is_whole: NDArray[np.bool_]
-    unit_starts: NDArray[np.intp]
-    unit_kind: NDArray[np.int64]
-    unit_mask: NDArray[np.int64]
-    unit_cell: NDArray[np.int64]
-    unit_is_bucketed: NDArray[np.bool_]
-    unit_tensors: NDArray[np.float64]
+    events: EventColumns
+    units: UnitColumns
     bucket_scale: float
-    unit_merges: tuple[tuple[int, int], ...]
-    unit_shares: NDArray[np.float64] | None
     masks: tuple[frozenset[str], ...]
-    row_mask: NDArray[np.int64]
-    column_mask: NDArray[np.int64]
-    zero_mask: NDArray[np.int64]
+    matrices: MatrixMasks
     members: tuple[tuple[int, ...], ...]
     sums: tuple[tuple[int, int, int], ...]
     holds_sharded_gradients: bool
     holds_sharded_weights: bool
     frees_gathered: bool
     happens: frozenset[tuple[str, str]]
-    """(what, times) that have an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,22 +250,28 @@ def compile_parameters(
     return ParameterProgram(
         zero=zero,
         parameters=parameters,
-        event_parameter=np.array([e[1] for e in events], dtype=np.int64),
-        event_itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
-        event_on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
-        event_is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
-        unit_starts=np.array(starts, dtype=np.intp),
-        unit_kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
-        unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
-        unit_cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),
-        unit_merges=() if shares else _mergeable_units([units[i] for i in starts], tuple(masks)),
-        unit_shares=np.array([[1.0 if units[i][0] == "sum" else shares[events[i][1]]] for i in starts]) if shares else None,
-        unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
-        unit_tensors=np.diff([*starts, len(units)]).astype(np.float64),
+        events=EventColumns(
+            parameter=np.array([e[1] for e in events], dtype=np.int64),
+            itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
+            on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
+            is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
+        ),
+        units=UnitColumns(
+            starts=np.array(starts, dtype=np.intp),
+            kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
+            mask=np.array([units[i][4] for i in starts], dtype=np.int64),
+            cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),
+            merges=() if shares else _mergeable_units([units[i] for i in starts], tuple(masks)),
+            shares=np.array([[1.0 if units[i][0] == "sum" else shares[events[i][1]]] for i in starts]) if shares else None,
+            is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
+            tensors=np.diff([*starts, len(units)]).astype(np.float64),
+        ),
         bucket_scale=gradient_bytes / parameter_bytes,
-        row_mask=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
-        column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
-        zero_mask=np.array([mask(zero_axes(p)) for p in parameters], dtype=np.int64),
+        matrices=MatrixMasks(
+            row=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
+            column=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
+            zero=np.array([mask(zero_axes(p)) for p in parameters], dtype=np.int64),
+        ),
         masks=tuple(masks),
         members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
         sums=tuple((unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"),
@@ -270,17 +307,17 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     sizes = np.array([*map(grid.size, program.masks)])
     rows = np.array([[float(p.num_rows)] for p in program.parameters])
     columns = np.array([[float(p.num_columns)] for p in program.parameters])
-    local_rows = np.ceil(rows / sizes[program.row_mask])
-    local_columns = columns / sizes[program.column_mask]
-    ways = sizes[program.zero_mask]
+    local_rows = np.ceil(rows / sizes[program.matrices.row])
+    local_columns = columns / sizes[program.matrices.column]
+    ways = sizes[program.matrices.zero]
     shard_elements = stored_rows(local_rows, ways) * local_columns
     gathered = shard_elements * ways
     local = local_rows * local_columns
     time = np.zeros((len(WHAT) * len(TIMES) * len(program.members), sizes.shape[1]))
-    if len(program.event_parameter):
+    if len(program.events.parameter):
         values = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered))
         time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
-        for row, target in enumerate(program.unit_cell):
+        for row, target in enumerate(program.units.cell):
             time[target] = time[target] + values[row]
     full, shard, padded, tied = _added_up(program, (local, shard_elements, gathered), sizes.shape[1], is_frozen=False)
     summed = np.zeros_like(full) if program.sums else None
@@ -335,29 +372,30 @@ def _collective_times(
     sizes      of the groups of axes, by mask
     elements   of each parameter: unsharded, sharded and as gathered
     """
-    local, shard, gathered = (column[program.event_parameter] for column in elements)
-    buffer = np.where(program.event_on_shard, shard, np.where(program.event_is_whole, local, gathered))
-    num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
-    num_tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
-    for into, of in program.unit_merges:
-        same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
+    events, units = program.events, program.units
+    local, shard, gathered = (column[events.parameter] for column in elements)
+    buffer = np.where(events.on_shard, shard, np.where(events.is_whole, local, gathered))
+    num_bytes = np.add.reduceat(buffer * events.itemsize, units.starts, axis=0)
+    num_tensors = np.repeat(units.tensors[:, None], sizes.shape[1], axis=1)
+    for into, of in units.merges:
+        same = sizes[units.mask[into]] == sizes[units.mask[of]]
         num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
         num_bytes[of] = np.where(same, 0.0, num_bytes[of])
         num_tensors[into] = num_tensors[into] + np.where(same, num_tensors[of], 0.0)
-    if program.unit_shares is not None:
-        num_bytes, num_tensors = num_bytes * program.unit_shares, np.ceil(program.unit_shares)
+    if units.shares is not None:
+        num_bytes, num_tensors = num_bytes * units.shares, np.ceil(units.shares)
     num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
     if profile.communication.bucket_bytes > 0:
-        bucketed = program.unit_is_bucketed[:, None]
+        bucketed = units.is_bucketed[:, None]
         bucket = profile.communication.bucket_bytes * program.bucket_scale
         # a tensor is never split: no more buckets than tensors
         num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, num_tensors), 1.0)
         num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
-    size = sizes[program.unit_mask]
-    inside = [np.array(tier)[program.unit_mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
-    one = collective_time(program.unit_kind[:, None], num_bytes * num_units / num_calls, group_size=size, inside=inside, machine=machine)
+    size = sizes[units.mask]
+    inside = [np.array(tier)[units.mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
+    one = collective_time(units.kind[:, None], num_bytes * num_units / num_calls, group_size=size, inside=inside, machine=machine)
     times = np.where(num_bytes > 0.0, one * num_calls / num_units + _handling_time(program, num_bytes, size, machine), 0.0)
-    return times if program.unit_shares is None else times / program.unit_shares
+    return times if units.shares is None else times / units.shares
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
@@ -427,7 +465,7 @@ def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Arra
     if not program.holds_sharded_weights:
         return 0.0
     host = machine.host.times
-    is_gather = (program.unit_kind == COLLECTIVE_CODE[CollectiveKind.ALL_GATHER])[:, None]
+    is_gather = (program.units.kind == COLLECTIVE_CODE[CollectiveKind.ALL_GATHER])[:, None]
     once = np.where(is_gather, host.get("gather_unit", 0.0), host.get("reduce_unit", 0.0))
     per_byte = np.where(is_gather, host.get("gather_mebibyte", 0.0), host.get("reduce_mebibyte", 0.0)) / MEBIBYTE
     return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * per_byte)

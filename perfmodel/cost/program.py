@@ -214,7 +214,7 @@ class _Compilation:
     def _row_compiler(self) -> RowCompiler:
         data_axes = set(DATA_AXES)
         for op in self.graph.operators:
-            for dim in op.per_sample:
+            for dim in op.roles.per_sample:
                 data_axes |= BATCH_AXES.intersection(self.run.shardings[op.name].get(dim, ()))
         return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, frozenset(data_axes))
 

@@ -232,6 +232,6 @@ class Programs:
                 zero=zero,
                 pipelined=pipelined,
                 parameter_bytes=self.sizes.gathered,
-                gradient_bytes=self.sizes.reduced,
+                gradient_bytes=self.sizes.gradient.reduced,
             )
         return self.compiled.parameter_programs[key]

@@ -6,7 +6,7 @@ dimension for each independent choice. The same code serves both, so the results
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -40,46 +40,68 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientBytes:
+    """Bytes of an element of a gradient, and memory traffic of the passes over it. [byte]
+
+    accumulated, reduced   as accumulated, and as sent in a reduction
+    tied            of a tied matrix, as sent between the first and the last stage
+    produced        as backward outputs it
+    unsharded, sharded   as held until the optimizer step
+    copy            of full gradients that are held in addition to the accumulator
+    adding          traffic to add one micro-batch's gradient to the accumulator
+    passed, scaled  traffic per step of passes over a full gradient; `scaled`: only over gradients that data axes reduce
+    frees_early     a gradient is freed as soon as its parameter is updated
+    """
+
+    accumulated: float
+    reduced: float
+    tied: float
+    produced: float
+    unsharded: float
+    sharded: float
+    copy: float
+    adding: float
+    passed: float
+    scaled: float
+    frees_early: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerBytes:
+    """Bytes of an element of the optimizer state, and traffic of one optimizer step. [byte]
+
+    state            optimizer state and master copy
+    step             memory traffic of one optimizer step
+    kernel           kernel class of the step; ADD without optimizer state, as the step then passes over weights and gradients only
+    copy             temporary copy of an optimizer step that has several kernels
+    hosted, carried  optimizer step on the host: its host-memory traffic, and bytes between host and chip
+    projection       of gradients to a low rank
+    """
+
+    state: float
+    step: float
+    kernel: KernelClass
+    copy: float
+    hosted: float = 0.0
+    carried: float = 0.0
+    projection: Projection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
     """Bytes of an element of each copy, for one precision policy, optimizer and profile. [byte]
 
-    stored, gathered   weights as stored between steps, and as operators read them
-    gradient, reduced  gradients as accumulated, and as sent in a reduction
-    tied               gradients of a tied matrix as sent between the first and the last stage
-    produced           gradients as backward outputs them; whole_gradient, sharded_gradient: as held until the optimizer step
-    gradient_copy      full gradients held in addition to the accumulator
-    state, step        optimizer state and master copy; memory traffic of one optimizer step
-    accumulate         memory traffic to add one micro-batch's gradient to the accumulator
-    optimizer_kernel   kernel class of the step; ADD without optimizer state, as the step then passes over weights and gradients only
-    optimizer_copy     temporary copy of an optimizer step that has several kernels
-    passed, scaled     traffic per step of passes over a full gradient; `scaled`: only over gradients that data axes reduce
-    frees_gradients    a gradient is freed as soon as its parameter is updated
-    hosts_weights      weights, frozen ones included, are stored in host memory
-    hosted, carried    optimizer step on the host: its host-memory traffic, and bytes between host and chip
+    stored, gathered    weights as stored between steps, and as operators read them
+    keeps_compute_copy  weights are held as operators read them, in addition to the stored master copy
+    hosts_weights       weights, frozen ones included, are stored in host memory
     """
 
     stored: float
     gathered: float
-    gradient: float
-    reduced: float
-    tied: float
-    state: float
-    step: float
-    optimizer_kernel: KernelClass
-    accumulate: float
     keeps_compute_copy: bool
-    gradient_copy: float
-    produced: float
-    whole_gradient: float
-    sharded_gradient: float
-    passed: float
-    scaled: float
-    optimizer_copy: float = 0.0
-    frees_gradients: bool = False
     hosts_weights: bool = False
-    hosted: float = 0.0
-    carried: float = 0.0
-    projection: Projection = NO_PROJECTION
+    gradient: GradientBytes
+    optimizer: OptimizerBytes
 
 
 def element_bytes(
@@ -104,47 +126,46 @@ def element_bytes(
     sizes = Bytes(
         stored=master if stores_master else itemsize(policy.parameter),
         gathered=itemsize(policy.parameter),
-        gradient=gradient,
-        reduced=reduced,
-        tied=reduced if profile.state.stores_master_weights else min(gradient, reduced),
-        state=policy.state_bytes_per_parameter(optimizer) - fewer - (master if stores_master else 0.0),
-        step=(policy.step_bytes_per_parameter(optimizer) + passes) * profile.timing.optimizer_bytes_factor,
-        optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
-        accumulate=(2 * gradient - compute if profile.kernels.fuses_gradient_accumulation else 2 * gradient + compute)
-        if accumulates_apart
-        else 3 * gradient,
         keeps_compute_copy=stores_master,
-        gradient_copy=profile.state.gradient_copy_bytes,
-        produced=itemsize(policy.gradient),
-        # if the master copy is the stored weight, gradients arrive in its dtype and are held in the reduction dtype
-        whole_gradient=reduced if stores_master else gradient,
-        sharded_gradient=master if stores_master else gradient,
-        passed=profile.state.gradient_pass_bytes,
-        scaled=profile.state.gradient_scaling_bytes,
-        frees_gradients=profile.state.steps_in_backward,
-        projection=projection,
-        optimizer_copy=itemsize(policy.optimizer_state) if profile.state.optimizer_copies and optimizer.num_states else 0.0,
+        gradient=GradientBytes(
+            accumulated=gradient,
+            reduced=reduced,
+            tied=reduced if profile.state.stores_master_weights else min(gradient, reduced),
+            produced=itemsize(policy.gradient),
+            # if the master copy is the stored weight, gradients arrive in its dtype and are held in the reduction dtype
+            unsharded=reduced if stores_master else gradient,
+            sharded=master if stores_master else gradient,
+            copy=profile.state.gradient_copy_bytes,
+            adding=(2 * gradient - compute if profile.kernels.fuses_gradient_accumulation else 2 * gradient + compute)
+            if accumulates_apart
+            else 3 * gradient,
+            passed=profile.state.gradient_pass_bytes,
+            scaled=profile.state.gradient_scaling_bytes,
+            frees_early=profile.state.steps_in_backward,
+        ),
+        optimizer=OptimizerBytes(
+            state=policy.state_bytes_per_parameter(optimizer) - fewer - (master if stores_master else 0.0),
+            step=(policy.step_bytes_per_parameter(optimizer) + passes) * profile.timing.optimizer_bytes_factor,
+            kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
+            copy=itemsize(policy.optimizer_state) if profile.state.optimizer_copies and optimizer.num_states else 0.0,
+            projection=projection,
+        ),
     )
     is_hosted = profile.state.offloads_optimizer or profile.state.offloads_parameters
     return _on_host(sizes, profile, policy.step_bytes_per_parameter(optimizer)) if is_hosted else sizes
-
-
-_NOTHING: Mapping[str, Any] = dict.fromkeys(
-    ("state", "gradient", "whole_gradient", "sharded_gradient", "step", "accumulate", "passed", "scaled"), 0.0
-)
 
 
 def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
     """Return the sizes without what is offloaded to host memory. step: traffic of the optimizer step, which then runs on the host."""
     hosted = sizes
     if profile.state.offloads_optimizer:
+        carried = hosted_bytes(sizes.gradient.produced, sizes.gathered)
         hosted = replace(
             hosted,
-            **_NOTHING,
             stored=min(sizes.stored, sizes.gathered),
             keeps_compute_copy=False,
-            hosted=step,
-            carried=hosted_bytes(sizes.produced, sizes.gathered),
+            gradient=replace(sizes.gradient, accumulated=0.0, unsharded=0.0, sharded=0.0, adding=0.0, passed=0.0, scaled=0.0),
+            optimizer=replace(sizes.optimizer, state=0.0, step=0.0, hosted=step, carried=carried),
         )
     return replace(hosted, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else hosted
 
@@ -589,17 +610,17 @@ def frozen_bytes(frozen: FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks
     return first - twice, *between, last - twice
 
 
-def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine) -> Any:
+def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: OptimizerBytes, machine: Machine) -> Any:
     """Return the time of the optimizer step: one pass over the optimizer state of the fullest rank. [s]"""
     return update_time(slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1)), sizes, machine)
 
 
-def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
+def update_time(elements: Column, sizes: OptimizerBytes, machine: Machine) -> Any:
     """Return the time of an optimizer step over `elements`: on the chip, or on the host with its transfers. [s]"""
     if sizes.hosted:
         return elements * (sizes.hosted / machine.host.memory_bandwidth + sizes.carried / machine.host.bandwidth)
     low = sizes.projection
-    time = streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
+    time = streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.kernel, machine=machine)
     return time + elements * (low.flops / machine.matmul.flop_rate + low.time) if low.flops else time
 
 
@@ -613,7 +634,7 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
     elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.where(hop < 2, 1.0, members) for hop in grid.hop[:-1]] + [members]
-    num_bytes = elements * sizes.tied / lone_rate(grid.degree["pp"], grid.hop, machine)
+    num_bytes = elements * sizes.gradient.tied / lone_rate(grid.degree["pp"], grid.hop, machine)
     return collective_time(CollectiveKind.ALL_REDUCE, num_bytes, group_size=members, inside=inside, machine=machine)
 
 
@@ -644,9 +665,10 @@ def adding_time(
     elements: Column, sizes: Bytes, machine: Machine, *, num_microbatches: Column, holds_sharded_weights: bool, is_reduced: Column
 ) -> Any:
     """Return `accumulation_time` for a number of elements, with the passes over gradients once a step. [s]"""
-    times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
+    gradient = sizes.gradient
+    times = num_microbatches if gradient.accumulated > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory.bandwidth
     # gradients of unsharded weights may be copied into one buffer of their unit before the reduction
     copy = 0.0 if holds_sharded_weights else machine.host.times.get("gradient_mebibyte", 0.0) / MEBIBYTE
-    passes = (sizes.passed + sizes.scaled * is_reduced) / bandwidth
-    return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy + passes)
+    passes = (gradient.passed + gradient.scaled * is_reduced) / bandwidth
+    return times * (elements * (gradient.adding / bandwidth)) + elements * (gradient.accumulated * copy + passes)

@@ -75,7 +75,7 @@ def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
 
 def tokens_at_once(loss: Operator, profile: ExecutionProfile) -> int:
     """Return the tokens whose logits are in memory at once, for a graph of one token; 0: `logit_share` of them."""
-    return CHUNK_TOKENS if profile.kernels.loss_form == CHUNKED_LOSS and loss.per_token else 0
+    return CHUNK_TOKENS if profile.kernels.loss_form == CHUNKED_LOSS and loss.roles.per_token else 0
 
 
 def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
@@ -84,7 +84,7 @@ def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
     Source: Liger-Kernel 0.6, `ops/fused_linear_cross_entropy.py`: the number of chunks is the power of two from ceil(V / H) on.
     """
     if form == CHUNKED_LOSS:
-        return 1.0 if loss.per_token else min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
+        return 1.0 if loss.roles.per_token else min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
     vocabulary = prod(loss.dims[dim] for dim in str(loss.settings["over"]).split())
     depth = next((count_of(work.k) for work in _logit_operators(graph, loss)[-1].forward if isinstance(work, Product)), 1.0)
     return 1.0 / 2.0 ** max(ceil(log2(vocabulary / depth)), 0)

@@ -156,14 +156,14 @@ def _costs_by_length(model: TransformerConfig, length: int, precision: Precision
 def _cost(work: Work, op: Operator, graph: Graph, low: float, attention: float = 1.0) -> list[ByLength]:
     match work:
         case Product():
-            return [flops_of(work, op.per_token).times(low if work.is_low else 1.0)]
+            return [flops_of(work, op.roles.per_token).times(low if work.is_low else 1.0)]
         case FusedAttention() | CacheAttention() | RoutedExperts():
-            return [flops_of(work, op.per_token).times(attention)]
+            return [flops_of(work, op.roles.per_token).times(attention)]
         case Stream():
             return [
                 ByLength(
                     base=FLOP_PER_BYTE * work.repeats * count_of(data.extent) * graph.itemsize(op, data),
-                    power=length_power(data.extent, op.per_token),
+                    power=length_power(data.extent, op.roles.per_token),
                 )
                 for data in work.accesses
             ]

@@ -313,7 +313,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     usable = sum(pool.machine.memory.usable * pool.cluster.num_chips for pool in pools) / estimator.cluster.num_chips
     job, sizes = estimator.job, estimator.programs.sizes
     frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
-    trained = num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
+    trained = num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.optimizer.state)
     least = (frozen + trained) / memory_rule(prober.headroom, prober.risk).allowed(usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)

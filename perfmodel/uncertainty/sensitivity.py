@@ -146,7 +146,7 @@ def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
 
     Programs depend on the profile: they are compiled again if its compiled options change. Their graphs do not depend on it.
     """
-    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.optimizer.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     if profile.compiled != estimator.profile.compiled:
         programs = replace(programs, recomputes=(), compiled=Compiled(graphs=programs.compiled.graphs))

@@ -226,27 +226,19 @@ class _Adapter:
         def among(dims: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(dim for dim in dims if dim in operator.dims)
 
-        return replace(
-            operator,
-            layer=like.layer,
-            group=like.group,
-            logical={dim: name for dim, name in like.logical.items() if dim in operator.dims},
-            per_sample=among(like.per_sample),
-            per_token=among(like.per_token),
-            stretched=among(like.stretched),
-            padded=among(like.padded),
-            unsplit=(*among(like.unsplit), *among((_RANK,))),
-        )
+        unsplit = among((*like.roles.unsplit, _RANK))
+        roles = replace(like.roles.with_dims(among), sums=operator.roles.sums, unsplit=unsplit)
+        return replace(operator, layer=like.layer, group=like.group, roles=roles)
 
     def _as_read(self, operator: Operator) -> Operator:
         """Likewise, but shard tokens as the reader of the sum does: with sequence parallelism each rank has its own tokens."""
         based = self._as_base(operator)
-        names = dict(based.logical)
+        names = dict(based.roles.logical)
         for reader, position in self.graph.consumers(self.end.output.tensor)[:1]:
             for dim, read in zip(self.operator.output.dims, reader.inputs[position].dims, strict=True):
                 if dim == read and dim in self.x.dims:
                     names[dim] = reader.logical_name(read)
-        return replace(based, logical=names)
+        return replace(based, roles=replace(based.roles, logical=names))
 
 
 # --- quantised base weights ---------------------------------------------------------------------------------------

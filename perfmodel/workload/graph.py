@@ -30,6 +30,7 @@ from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.causal import CausalWindow
+from perfmodel.workload.dim_roles import NO_ROLES, DimRoles
 from perfmodel.workload.quantization import WeightPart
 
 #: (size, dim) of each factor of a number of elements; dim "" where no axis shards the factor: a window, a gate, a joined dim.
@@ -233,9 +234,7 @@ class Operator:
     output    the tensor written
     forward, backward   work of each pass. The cost model, not the operator, adds the gradients of several readers
     traffic   collectives that the operator issues itself
-    sums      dims that are summed over, so that the output lacks them: sharding them leaves the output partial
-    unsplit   dims that no axis may shard
-    padded    dims whose shards may be uneven (a vocabulary); other dims must be divisible by the degrees that shard them
+    roles     dims that are more than a size: summed over, never sharded, counting sequences ...
     saved     data saved for backward by autograd, in the operator's layout; parameters are not included
     scratch   temporary memory of backward in addition to the gradients
     parts     tensors of which it reads a view, and how many times larger they are: the full tensor stays saved, and the gradient of the
@@ -247,13 +246,6 @@ class Operator:
     settings  arguments of the torch function (stride, padding, window ...)
     layer     group for pipelines and reports ("encoder.3"); in a decoder embedding, layer or head; "" for none
     group     operator set for selective recomputation
-
-    In a graph whose batch is a quantity of the plan and whose axes rule sets assign:
-
-    logical     names of dims in rule sets: they belong to the operator, not to the tensor (R16); default: the dim's own name
-    per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `dims`
-    per_token   dims that count tokens of a sequence: their size is the sequence length times that in `dims`
-    stretched   dims of size 1 of which each shard holds a full copy (the weight form of grouped-query attention)
     """
 
     name: str
@@ -264,9 +256,7 @@ class Operator:
     forward: tuple[Work, ...] = ()
     backward: tuple[Work, ...] = ()
     traffic: tuple[OwnTraffic, ...] = ()
-    sums: tuple[str, ...] = ()
-    unsplit: tuple[str, ...] = ()
-    padded: tuple[str, ...] = ()
+    roles: DimRoles = NO_ROLES
     saved: tuple[Data, ...] = ()
     scratch: tuple[Data, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -277,16 +267,12 @@ class Operator:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     layer: str = ""
     group: str = ""
-    logical: Mapping[str, str] = field(default_factory=dict)
-    per_sample: tuple[str, ...] = ()
-    per_token: tuple[str, ...] = ()
-    stretched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, size in self.dims.items():
-            if isinstance(size, float | Fraction) and 0 < size < inf:  # mean rows of an expert, a share of a token
+            if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
                 continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if not (isinstance(size, float | Fraction) and 0 < size < inf):  # mean rows of an expert, a share of a token
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
         for operand in self.operands:
             named = [dim for dim in operand.dims if dim]
@@ -295,10 +281,10 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in (*self.sums, *self.unsplit, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
+        for dim in self.roles:
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
-        for dim in self.sums:
+        for dim in self.roles.sums:
             if dim in self.output.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r} is summed over and in the output; leave it out of one")
         for data in (*self.saved, *self.scratch):
@@ -341,7 +327,7 @@ class Operator:
         return self.name.removeprefix(f"{self.layer}.")
 
     def logical_name(self, dim: str) -> str:
-        return self.logical.get(dim, dim)
+        return self.roles.logical.get(dim, dim)
 
     def size(self, dims: tuple[str, ...]) -> int:
         """Return the elements over these dims; in a decoder's graph for one sequence."""
@@ -359,7 +345,7 @@ class Operator:
     @property
     def flops_by_length(self) -> tuple[ByLength, ...]:
         """FLOPs of each work as functions of the sequence length. [FLOP]"""
-        return tuple(flops_of(work, self.per_token) for work in self.forward)
+        return tuple(flops_of(work, self.roles.per_token) for work in self.forward)
 
 
 def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:

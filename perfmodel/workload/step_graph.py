@@ -72,20 +72,18 @@ def with_batch(op: Operator, dim: str) -> Operator:
     """Return the operator with its batch dim renamed to `dim`, which counts other rows."""
 
     def named(dims: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dim if name in op.per_sample else name for name in dims)
+        return tuple(dim if name in op.roles.per_sample else name for name in dims)
 
     def change(extent: Extent) -> Extent:
         return tuple((size, *named((name,))) for size, name in extent)  # type: ignore[misc]
 
-    fields = {name: named(getattr(op, name)) for name in ("sums", "unsplit", "padded", "per_sample", "per_token", "stretched")}
     return with_extents(
         op,
         change,
         dims={named((name,))[0]: size for name, size in op.dims.items()},
         inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in op.inputs),
         output=replace(op.output, dims=named(op.output.dims)),
-        logical={named((name,))[0]: logical for name, logical in op.logical.items()},
-        **fields,
+        roles=op.roles.with_dims(named),
     )
 
 

@@ -60,7 +60,7 @@ def build_graph(
 ) -> Graph:
     """Return the forward graph of `model`.
 
-    seq_len         0: a quantity of the plan, like the batch; sizes are those of one token (`Operator.per_token`, `graph_length`)
+    seq_len         0: a quantity of the plan, like the batch; sizes are those of one token (`DimRoles.per_token`, `graph_length`)
     attention       "flash" or "unfused"
     dropout         run dropout operators (where the model has any)
     *_bytes         bytes of an element of activations and of weights in the computation

@@ -159,7 +159,7 @@ def _tensors_of_batch(graph: Graph, batch: int) -> dict[str, Tensor]:
     sized = dict(graph.tensors)
     for operator in graph.operators:
         for operand in operator.operands:
-            samples = [position for position, dim in enumerate(operand.dims) if dim in operator.per_sample]
+            samples = [position for position, dim in enumerate(operand.dims) if dim in operator.roles.per_sample]
             tensor = graph.tensors[operand.tensor]
             if samples:
                 shape = tuple(size * batch if position in samples else size for position, size in enumerate(tensor.shape))
@@ -169,10 +169,10 @@ def _tensors_of_batch(graph: Graph, batch: int) -> dict[str, Tensor]:
 
 def _of_batch(operator: Operator, batch: int) -> Operator:
     """Return the operator with the batch in the size of its sample dims."""
-    samples = operator.per_sample
+    samples = operator.roles.per_sample
 
     def sized(extent: Extent) -> Extent:
         return tuple((size * batch if dim in samples else size, dim) for size, dim in extent)
 
     dims = {dim: size * batch if dim in samples else size for dim, size in operator.dims.items()}
-    return with_extents(operator, sized, dims=dims, per_sample=())
+    return with_extents(operator, sized, dims=dims, roles=replace(operator.roles, per_sample=()))

@@ -60,7 +60,7 @@ def test_a_frozen_base_is_gathered_and_never_reduced():
     assert lora.gather_forward["microbatch"][layer][0] == pytest.approx(full.gather_forward["microbatch"][1][0], rel=0.1)
     of_tables, of_layer = (lora.gather_backward["microbatch"][region][0] for region in (0, layer))
     assert of_layer > 0.0 == of_tables  # nothing there runs backward
-    events = zip(lora.program.event_parameter, lora.program.event_itemsize[:, 0], strict=True)
+    events = zip(lora.program.events.parameter, lora.program.events.itemsize[:, 0], strict=True)
     reduced = {lora.program.parameters[i].name for i, itemsize in events if itemsize == 4.0}
     assert len(reduced) == 28
     assert all("_lora_" in name for name in reduced)

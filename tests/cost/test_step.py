@@ -60,7 +60,7 @@ def launches_of(micro, region):
 )
 def test_bytes_of_each_copy(profile, precision, stored, gathered, gradient, reduced, state):
     sizes = element_bytes(PRECISION_POLICIES[precision], Optimizer.ADAMW, profile_of(profile))
-    copies = (sizes.stored, sizes.gathered, sizes.gradient, sizes.reduced, sizes.state)
+    copies = (sizes.stored, sizes.gathered, sizes.gradient.accumulated, sizes.gradient.reduced, sizes.optimizer.state)
     if profile == "torch-fsdp2":  # fully_shard's gradients have the dtype of the parameters that stay
         copies = (*copies[:2], 4, *copies[3:])
     assert copies == (stored, gathered, gradient, reduced, state)
@@ -72,8 +72,8 @@ def test_sgd_keeps_no_state_but_the_master(profile, precision):
     policy = PRECISION_POLICIES[precision]
     sgd, adam = (element_bytes(policy, o, profile_of(profile)) for o in (Optimizer.SGD, Optimizer.ADAM))
     moments = 2 * (4 if precision is not Precision.BF16 else 2)
-    assert adam.state - sgd.state == moments
-    assert sgd.stored + sgd.state >= 2
+    assert adam.optimizer.state - sgd.optimizer.state == moments
+    assert sgd.stored + sgd.optimizer.state >= 2
 
 
 # --- stages -------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Priced:
             zero=zero,
             pipelined=False,
             parameter_bytes=self.sizes.gathered,
-            gradient_bytes=self.sizes.reduced,
+            gradient_bytes=self.sizes.gradient.reduced,
         )
         self.parameters = parameter_terms(compiled, parameter_cost(compiled, self.profile, estimator.machine, grid))
         self.stages = stages_of(self.program.regions, (2 * NUM_TURNS,), 1)

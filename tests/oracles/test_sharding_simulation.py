@@ -10,6 +10,7 @@ import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
@@ -82,11 +83,11 @@ class GraphMaker:
             case "rms_norm":
                 operator = rms_norm(name, *operands, out, sizes)
             case "attention":
-                operator = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, unsplit=("z",))
+                operator = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, roles=DimRoles(unsplit=("z",)))
             case function:
                 operator = elementwise(name, function, operands, out, sizes)
-        unsplit = tuple(d for d in letters if d == "d" or d in operator.unsplit)
-        self.operators.append(replace(operator, padded=(padded,), unsplit=unsplit, layer="layer"))
+        unsplit = tuple(d for d in letters if d == "d" or d in operator.roles.unsplit)
+        self.operators.append(replace(operator, roles=replace(operator.roles, padded=(padded,), unsplit=unsplit), layer="layer"))
         return f"{name}.out"
 
     def graph(self) -> Graph:
@@ -161,7 +162,7 @@ class GraphMaker:
 
 def random_sharding(op: Operator, axes: list[str], random: np.random.Generator) -> Sharding:
     """Each axis cuts one dim or none; what must stay whole (and, here, what a norm reduces) is not cut."""
-    unsplit = {*op.unsplit, *(op.inputs[1].dims if op.kind == "rms_norm" else ())}
+    unsplit = {*op.roles.unsplit, *(op.inputs[1].dims if op.kind == "rms_norm" else ())}
     free = [dim for dim in op.dims if dim not in unsplit]
     sharding: dict[str, tuple[str, ...]] = {}
     for axis in random.permutation(axes):

@@ -130,7 +130,7 @@ def test_weight_form_of_grouped_queries():
     assert not np.allclose(to_k[0].T @ x, gradient.T @ x)
 
     product = einsum("op", of("x", "sh"), of("w", "dh"), of("out", "scd"), {"s": 8, "c": 1, "d": 8, "h": 8})
-    graph = one_operator(replace(product, stretched=("c",)), "index", "parameter")
+    graph = one_operator(replace(product, roles=replace(product.roles, stretched=("c",))), "index", "parameter")
     op, sharding = graph.operators[0], {"c": ("tp_q",)}
     assert output_layout(op, sharding).cuts == ((), ("tp_q",), ())
     assert output_layout(op, sharding).partial == frozenset()

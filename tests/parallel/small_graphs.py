@@ -22,7 +22,7 @@ def operator(text: str, *, unsplit: str = "", layer: str = "layer") -> Operator:
         result = elementwise(output.tensor, "add", tuple(inputs), output, dims)
     else:
         result = Operator(name=output.tensor, kind="any", dims=dims, inputs=tuple(inputs), output=output)
-    return replace(result, unsplit=tuple(unsplit), layer=layer)
+    return replace(result, roles=replace(result.roles, unsplit=tuple(unsplit)), layer=layer)
 
 
 def small_graph(*operators: Operator, index: tuple[str, ...] = ("x",)) -> Graph:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.models import load_model
@@ -35,7 +36,7 @@ def graph(*operators: Operator, tensors: dict[str, Tensor] = TENSORS) -> Graph:
         ({"output": Operand(tensor="y", dims=("b", "q"))}, "has dim 'q': not a dim"),
         ({"output": Operand(tensor="y", dims=("b", "b"))}, "each may occur once"),
         ({"output": Operand(tensor="y", dims=("b", "h"))}, "'h' is summed over and in the output"),
-        ({"padded": ("q",)}, "dim 'q': not a dim"),
+        ({"roles": DimRoles(padded=("q",))}, "dim 'q': not a dim"),
         ({"scratch": (Data(extent=((4, "q"),)),)}, "an extent has dim 'q'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -47,7 +48,7 @@ def test_what_is_not_an_operator(changes, words):
 
 def test_an_operator_knows_its_dims_and_operands():
     assert linear().size(("b", "f")) == 16
-    assert linear(logical={"h": "hidden"}).logical_name("h") == "hidden"
+    assert linear(roles=DimRoles(logical={"h": "hidden"})).logical_name("h") == "hidden"
     assert linear().logical_name("h") == "h"
     assert [linear().operands[data.of].tensor for data in linear().saved] == ["x"] == list(linear().kept)
 

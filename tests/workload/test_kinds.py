@@ -99,10 +99,10 @@ def test_convolution_has_torchs_shape_and_flops(sizes, is_first):
 
 def test_channels_are_summed_and_groups_are_not():
     plain = convolution("c", Tensor(name="x", shape=(2, 8, 8, 8)), "w", "y", filters=6, window=(1, 1))
-    assert plain.sums == ("c",)
+    assert plain.roles.sums == ("c",)
     assert plain.inputs[1].dims == ("n", "c", "", "")
     grouped = convolution("c", Tensor(name="x", shape=(2, 8, 8, 8)), "w", "y", filters=4, window=(1, 1), groups=4)
-    assert grouped.sums == ()
+    assert grouped.roles.sums == ()
     assert grouped.inputs[0].dims[1] == grouped.inputs[1].dims[0] == grouped.output.dims[1] == "g"
 
 
@@ -156,10 +156,10 @@ def test_data_gets_no_gradient_and_sends_no_halo_back():
 
 def test_sides_that_do_not_divide_by_the_stride_stay_whole():
     op = convolution("c", Tensor(name="x", shape=(1, 3, 227, 224)), "w", "y", filters=8, window=(11, 2), stride=(4, 2))
-    assert op.unsplit == ("h",)
+    assert op.roles.unsplit == ("h",)
     assert op.traffic == ()
     op = pooling("p", Tensor(name="x", shape=(1, 3, 8, 9)), "y", window=(3, 3), stride=(2, 2), padding=(1, 1))
-    assert op.unsplit == ("w",)
+    assert op.roles.unsplit == ("w",)
     assert [collective.over for collective in op.traffic] == [("h",), ("h",)]
 
 
@@ -314,8 +314,8 @@ def test_attention_has_torchs_flops_and_its_causal_share():
         forward, _ = torch_flops(F.scaled_dot_product_attention, q, k, k.detach())
     assert heads(keys=5).flops == forward
     assert heads(causal=Causal()).flops == heads().flops / 2
-    assert heads(causal=Causal()).unsplit == ("z", "q")
-    assert heads().unsplit == ("z",)
+    assert heads(causal=Causal()).roles.unsplit == ("z", "q")
+    assert heads().roles.unsplit == ("z",)
     assert elements(heads().saved[-1].extent) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
 
 
@@ -359,7 +359,7 @@ def test_an_lstm_has_the_flops_of_its_steps():
 def test_a_mean_divides_by_the_entries_of_the_whole_tensor():
     op = reduction("o", X4, operand("y", "b c"), S4)
     assert op.settings == {"function": "mean", "count": 30}
-    assert op.sums == ("h", "w")
+    assert op.roles.sums == ("h", "w")
     assert own_traffic(op, {"x": (2, 4, 6, 5), "y": (2, 4)}, h=2) == []
 
 
@@ -424,7 +424,7 @@ def test_softmax_and_cross_entropy_reduce_numbers_of_rows():
     op = cross_entropy("o", operand("x", "b s v"), operand("l", "b s"), operand("y", "b s"), {"b": 8, "s": 16, "v": 11})
     shapes = {"x": (8, 16, 11), "l": (8, 16), "y": (8, 16)}
     assert own_traffic(op, shapes, v=4, b=2) == [("all_reduce", 4, 64.0, "f", 1, 4.0)] * 3  # 11 words in 4 parts: uneven
-    assert op.sums == ()
+    assert op.roles.sums == ()
 
 
 def test_batch_norm_reduces_two_numbers_a_channel_only_if_synchronised():

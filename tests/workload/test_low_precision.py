@@ -139,7 +139,7 @@ def test_parameters_in_8_bits_are_half_of_what_is_gathered():
 
     def gathered(estimator):
         program = estimator.programs.parameter_program(estimator.programs.program_of(plan), plan.rules, 1, pipelined=False)
-        return sorted({itemsize for (itemsize,) in program.event_itemsize.tolist()})
+        return sorted({itemsize for (itemsize,) in program.events.itemsize.tolist()})
 
     assert (gathered(usual), gathered(low)) == ([2.0, 4.0], [1.0, 2.0, 4.0])
 

@@ -381,8 +381,8 @@ def test_operators_are_consistent_with_their_tensors(name):
         assert "b" not in op.dims or next(iter(op.dims)) == "b"
         assert len(op.backward) > 0 or op.kind in ("concat", "elementwise")
         # a dim that the output lacks is summed, unless it is never cut or the operator reduces it by itself
-        lacking = set(op.dims) - set(op.output.dims) - set(op.unsplit)
-        assert lacking - set(op.sums) == ({op.settings["over"]} if op.kind == "cross_entropy" else set())
+        lacking = set(op.dims) - set(op.output.dims) - set(op.roles.unsplit)
+        assert lacking - set(op.roles.sums) == ({op.settings["over"]} if op.kind == "cross_entropy" else set())
         # a product has a gradient for each operand, but for data
         if op.kind in ("einsum", "convolution"):
             is_data = network.tensors[op.inputs[0].tensor].role is TensorRole.ACTIVATION and op.inputs[0].tensor not in network.producers()
@@ -420,10 +420,10 @@ def test_a_bias_is_cut_as_the_product_before_it():
         assert biases
         for bias in biases:
             product = by_name[bias.name.removesuffix("_bias")]
-            assert bias.padded == product.padded
-            assert set(bias.unsplit) == set(product.unsplit) & set(product.output.dims)
+            assert bias.roles.padded == product.roles.padded
+            assert set(bias.roles.unsplit) == set(product.roles.unsplit) & set(product.output.dims)
     network = load_network("rnnlm", batch=4, **TINY["rnnlm"])
-    assert {op.name: op.unsplit for op in network.operators if op.name.startswith("lstm0")} == {
+    assert {op.name: op.roles.unsplit for op in network.operators if op.name.startswith("lstm0")} == {
         "lstm0.input": ("i",),
         "lstm0.input_bias": ("i",),
         "lstm0": ("s",),
@@ -527,7 +527,7 @@ def test_traffic_follows_as_it_is_issued():
     network = load_network("transformer", batch=4, **TINY["transformer"])
     axes = (MeshAxis(name="d", size=2, tier=0),)
     shardings = {
-        op.name: {max(op.dims, key=lambda dim: not op.dims[dim] % 2 and dim not in op.unsplit): ("d",)} for op in network.operators
+        op.name: {max(op.dims, key=lambda dim: not op.dims[dim] % 2 and dim not in op.roles.unsplit): ("d",)} for op in network.operators
     }
     held = {t: Held(cuts=((),) * len(network.tensors[t].shape), partial=frozenset("d")) for t in network.producers()}
     rows = network_traffic(network, network_plan(network, axes, shardings, held))

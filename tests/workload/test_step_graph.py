@@ -11,8 +11,8 @@ from tests.execute.jobs import tiny
 
 def test_rows_with_logits_are_counted_apart():
     graph = step_graph(tiny("llama"), takes_prompts=True, element_bytes=2.0)
-    assert {op.per_sample for op in graph.operators_of("head")} == {(LAST,)}
-    assert {op.per_sample for op in graph.operators_of("layer")} == {("b",)}
+    assert {op.roles.per_sample for op in graph.operators_of("head")} == {(LAST,)}
+    assert {op.roles.per_sample for op in graph.operators_of("layer")} == {("b",)}
     (gathered,) = graph.operator(graph.loss).traffic
     assert gathered.over == ("v",)
 

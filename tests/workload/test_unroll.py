@@ -46,7 +46,7 @@ def facts(operator, samples=()):
             for collective in operator.traffic
         ),
         operator.group,
-        tuple(operator.logical.values()),
+        tuple(operator.roles.logical.values()),
     )
 
 
@@ -65,7 +65,7 @@ def test_unrolled_is_the_layer_times_their_number_and_the_ends(name, attention, 
     expected = Counter()
     for operator in graph.operators:
         if operator.kind != "identity":
-            expected[facts(operator, operator.per_sample)] += graph.count(operator.layer)
+            expected[facts(operator, operator.roles.per_sample)] += graph.count(operator.layer)
     assert Counter(facts(operator) for operator in network.operators) == expected
     assert network.num_parameters == graph.num_parameters == config.num_parameters
     assert network.batch == BATCH

@@ -48,7 +48,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
 
     num_replicas   ranks that a gradient is reduced over; with one there are no buckets
     """
-    copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient_copy
+    copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient.copy
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
@@ -79,16 +79,16 @@ def held_bytes(
     gathered: Column = 0.0
     gradients: Column = 0.0
     if program.holds_sharded_weights:
-        weights, optimizer = shard * sizes.stored, states * sizes.state
+        weights, optimizer = shard * sizes.stored, states * sizes.optimizer.state
         if keeps_gathered(program):
             gathered = full * sizes.gathered
     elif sizes.keeps_compute_copy:
         # the copy that operators read; the master copy is part of the optimizer state
-        weights, optimizer = full * sizes.gathered, states * (sizes.state + sizes.stored)
+        weights, optimizer = full * sizes.gathered, states * (sizes.optimizer.state + sizes.stored)
     else:
-        weights, optimizer = full * sizes.stored, states * sizes.state
-    if not program.holds_sharded_weights and not sizes.frees_gradients:
-        share = shard * sizes.sharded_gradient if program.holds_sharded_gradients else full * sizes.whole_gradient
+        weights, optimizer = full * sizes.stored, states * sizes.optimizer.state
+    if not program.holds_sharded_weights and not sizes.gradient.frees_early:
+        share = shard * sizes.gradient.sharded if program.holds_sharded_gradients else full * sizes.gradient.unsharded
         gradients = share + full * copy
     return weights, gradients, optimizer, gathered
 
@@ -260,7 +260,7 @@ def unreduced_gradients(
 
     They accumulate while activations are alive: a rank runs the backward passes of its virtual stages from the last to the first.
     """
-    size = sizes.whole_gradient * factor
+    size = sizes.gradient.unsharded * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
@@ -279,9 +279,9 @@ def unreduced_gradients(
     # a virtual stage is reduced, and its weights are freed, after its backward of the last micro-batch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
     # gradients in host memory need no bytes here, and no weights are freed with them
-    reduced = over * (1.0 + (sizes.gathered / sizes.whole_gradient if sizes.whole_gradient else 0.0))
+    reduced = over * (1.0 + (sizes.gathered / sizes.gradient.unsharded if sizes.gradient.unsharded else 0.0))
     above = np.maximum(live.arriving - 1.0, 0.0)
-    is_converted = float(sizes.produced != sizes.whole_gradient)
+    is_converted = float(sizes.gradient.produced != sizes.gradient.unsharded)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
     of_block = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return UnreducedGradients(
@@ -340,5 +340,5 @@ def waiting_memory(
     full = activations.boundary * (tp if is_scattered else 1.0)
     delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (full + part)
     later = np.minimum(num_microbatches - 1.0, 1.0)
-    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.allocator.waiting_gradient_fraction)
+    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.gradient.produced * profile.allocator.waiting_gradient_fraction)
     return (delayed + later * waiting) + profile.allocator.workspace_bytes

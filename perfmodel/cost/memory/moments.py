@@ -156,7 +156,7 @@ def rank_moments(
     )
     program = terms.program
     moments = _Sharded(walk).moments() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
-    return [*moments, walk.optimizer_step()] if sizes.optimizer_copy else moments
+    return [*moments, walk.optimizer_step()] if sizes.optimizer.copy else moments
 
 
 class _Moments:
@@ -213,8 +213,9 @@ class _Moments:
         """Return the moments if weights and gradients are unsharded throughout the step, or if weights stay gathered."""
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # gradients are accumulated at once in the dtype in which they are produced, and in another at the end of their unit
-        stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
-        gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * sizes.produced
+        of = sizes.gradient
+        stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and of.produced != of.unsharded))
+        gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * of.produced
         exchanged = self.exchanged()
         moments = []
         if self.is_last_rank:
@@ -240,7 +241,7 @@ class _Moments:
                 before, buffers = neighbour(regions, i, 1), 0.0
                 if self.t.program.holds_sharded_gradients and before < len(regions):
                     # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
-                    buffers = self.t.padded[before] * sizes.reduced
+                    buffers = self.t.padded[before] * sizes.gradient.reduced
                 moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
         return moments
 
@@ -252,8 +253,8 @@ class _Moments:
         return Moment(
             name="the optimizer's step",
             freed=-freed,
-            temporary=elements * self.sizes.optimizer_copy,
-            gradients=elements * self.sizes.sharded_gradient if is_sharded else 0.0,
+            temporary=elements * self.sizes.optimizer.copy,
+            gradients=elements * self.sizes.gradient.sharded if is_sharded else 0.0,
         )
 
     def exchanged(self) -> Any:
@@ -287,16 +288,16 @@ class _Sharded:
         self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
         self.untied = 1.0 - self.is_tied
         there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
-        self.held = [times * shard * sizes.sharded_gradient for times, shard in zip(there, self.t.shard, strict=True)]
+        self.held = [times * shard * sizes.gradient.sharded for times, shard in zip(there, self.t.shard, strict=True)]
         self.full, self.wide = self._units(self.t.full, self.twice), self._units(self.t.padded, self.twice)
         self.gathered = [unit * sizes.gathered for unit in self.wide]
         if frozen is not None:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
-        self.reduced = [unit * sizes.reduced for unit in self.wide]
+        self.reduced = [unit * sizes.gradient.reduced for unit in self.wide]
         sums = [runs * held if region.is_block else held for runs, region, held in zip(self.runs, regions, self.held, strict=True)]
-        self.total = sum_of(sums) - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
+        self.total = sum_of(sums) - rank.stages.is_single * self.t.tied[1] * sizes.gradient.sharded
         #: the unit of the shared matrix, until it is reduced
-        self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.produced)
+        self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.gradient.produced)
         if self.has_last:
             self.reduced[self.last] = self.untied * self.reduced[self.last]
             self.held[self.last] = self.untied * self.held[self.last]
@@ -390,7 +391,7 @@ class _Sharded:
                 at=At.LAST,
                 freed=freed,
                 gathered=at_reduction,
-                temporary=a.boundary + untied * (self.full[i] * self.sizes.produced),
+                temporary=a.boundary + untied * (self.full[i] * self.sizes.gradient.produced),
                 buffers=self.reduced[i] + self.later_microbatch * self.held[i],
                 gradients=self.gradients(self.held[i]),
             ),
@@ -517,7 +518,7 @@ class _Sharded:
                 at=At.FIRST,
                 freed=freed - has * a.kept[0],
                 gathered=self.gathered[0],
-                temporary=(self.full[0] + has * self.t.summed[0]) * sizes.produced,
+                temporary=(self.full[0] + has * self.t.summed[0]) * sizes.gradient.produced,
                 buffers=self.reduced[1],
                 gradients=self.gradients(reduced),
             )
@@ -529,7 +530,7 @@ class _Sharded:
                 at=At.FIRST,
                 freed=freed,
                 gathered=self._of(self.gathered, 0) + self.lasting,
-                temporary=has * a.peaks[0][1] + self.twice * sizes.produced,
+                temporary=has * a.peaks[0][1] + self.twice * sizes.gradient.produced,
                 buffers=self.reduced[1],
                 gradients=self.gradients(reduced),
             ),
@@ -537,7 +538,7 @@ class _Sharded:
                 name=f"reduction of the {name}'s gradients",
                 at=At.FIRST,
                 freed=freed - has * a.kept[0],
-                temporary=self.full[0] * sizes.produced,
+                temporary=self.full[0] * sizes.gradient.produced,
                 buffers=self.reduced[0] + self.later_microbatch * self.held[0],
                 gradients=self.gradients(self.total),
             ),

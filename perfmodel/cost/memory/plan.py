@@ -239,11 +239,11 @@ def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[An
     if not uncertainty.of_unseen:
         return (0.0,) * stages.num_ranks
     if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
-        more: Column = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
-    elif program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
+        more: Column = (1.0 - stages.is_single) * (sizes.gradient.unsharded + program.holds_sharded_weights * sizes.gathered)
+    elif program.holds_sharded_weights or sizes.gradient.copy or sizes.gradient.produced == sizes.gradient.unsharded:
         return (0.0,) * stages.num_ranks
     else:
-        more = np.minimum(of.num_replicas - 1.0, 1.0) * sizes.produced
+        more = np.minimum(of.num_replicas - 1.0, 1.0) * sizes.gradient.produced
     return [elements * more for elements in held_elements(of.terms, stages, sharded=False)]
 
 

@@ -63,7 +63,7 @@ def parameter_times(
         zero=setting.zero,
         pipelined=False,
         parameter_bytes=setting.sizes.gathered,
-        gradient_bytes=setting.sizes.reduced,
+        gradient_bytes=setting.sizes.gradient.reduced,
         shares=tuple(shares),
     )
     sizes, m = setting.sizes, float(setting.num_microbatches)
@@ -75,13 +75,13 @@ def parameter_times(
 
     full, shard = sum(terms.full), sum(terms.shard)
     updated = shard if setting.zero else full
-    step = updated * (update_time(_MANY, sizes, machine) / _MANY)
+    step = updated * (update_time(_MANY, sizes.optimizer, machine) / _MANY)
     step = step + adding_time(full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=1.0)
     weights, gradients, state, _ = held_bytes(program, sizes, full=full, shard=shard, states=updated, copy=0.0)
     if program.holds_sharded_weights:
-        gradients = shard * sizes.sharded_gradient  # they are produced one by one: all are live when backward ends
+        gradients = shard * sizes.gradient.sharded  # they are produced one by one: all are live when backward ends
     for parameter, elements in zip(program.parameters, cost.elements, strict=True):
-        gradients = gradients + np.minimum(grid.size(parameter.gradient_axes) - 1.0, 1.0) * (sizes.gradient_copy * elements)
+        gradients = gradients + np.minimum(grid.size(parameter.gradient_axes) - 1.0, 1.0) * (sizes.gradient.copy * elements)
     return ParameterTimes(
         reductions=of(terms.reduce),
         gathers=of(terms.gather_forward) + of(terms.gather_backward),

@@ -24,7 +24,7 @@ def padded_network(network: Graph, plan: Plan) -> Graph:
             number = plan.cuts.size(tuple(axes))
             root = classes[operator.name, dim]
             parts[root] = lcm(parts.get(root, 1), number)
-            if dim in operator.padded and operator.dims[dim] % number:
+            if dim in operator.roles.padded and operator.dims[dim] % number:
                 uneven.add(root)
     if not uneven:
         return network

@@ -257,7 +257,7 @@ class ShardedGraph:
         if maker is not None and op.streams(operand):
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
-            dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.stretched)
+            dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.roles.stretched)
         tensor = self.graph.tensors[operand.tensor]
         amount = amount_of(op, self.shardings[op.name], dims, scale=tensor.itemsize if itemsize is None else itemsize)
         return amount.at_once(tensor.tokens_at_once) if tensor.tokens_at_once else amount
@@ -285,16 +285,16 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     padded_size, padded_axes = 1.0, frozenset[str]()
     length_power, share = 0, _ONE
     for size, name in extent:
-        if name in operator.per_sample:
+        if name in operator.roles.per_sample:
             batch_dim = name
-        if name in operator.per_token:
+        if name in operator.roles.per_token:
             length_power += 1
         if isinstance(size, Fraction):
             share, size = share * size, 1
-        if name in operator.stretched:
+        if name in operator.roles.stretched:
             continue
         of_dim = sharding.get(name, ())
-        if name in operator.padded and not uneven:
+        if name in operator.roles.padded and not uneven:
             uneven, padded_size, padded_axes = name, float(size), frozenset(of_dim)
         else:
             base *= size
@@ -351,8 +351,8 @@ def derive(
     for op in graph.operators:
         if op.name not in shardings:
             raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
-        if held is None and len(op.padded) > 1:
-            raise InputError(f"operator {op.name}: padded dims={op.padded}: at most one may be padded; let the others divide")
+        if held is None and len(op.roles.padded) > 1:
+            raise InputError(f"operator {op.name}: padded dims={op.roles.padded}: at most one may be padded; let the others divide")
         check_sharding(op, shardings[op.name], axes)
         left[op.output.tensor] = output_layout(op, shardings[op.name])
         for i, operand in enumerate(op.inputs):
@@ -450,8 +450,8 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
             if graph.repeats and reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
                 boundary.setdefault(wanted, reader.name)
-            for position, name in enumerate(producer.output.dims if producer.stretched else ()):
-                if name in producer.stretched and left[tensor].cuts[position] != wanted.cuts[position]:
+            for position, name in enumerate(producer.output.dims if producer.roles.stretched else ()):
+                if name in producer.roles.stretched and left[tensor].cuts[position] != wanted.cuts[position]:
                     raise InputError(
                         f"operator {reader.name}: needs {tensor} as {wanted}, made as {left[tensor]}: "
                         f"copies ({producer.logical_name(name)}) must be cut as they are read; give both dims one rule"

@@ -76,7 +76,7 @@ def _operator_faults(rules: RuleSet, operator: Operator) -> Iterator[str]:
         axes = rules.cut(operator.name, name)
         for axis in axes:
             cut.setdefault(axis, []).append(name)
-        if axes and dim in operator.unsplit:
+        if axes and dim in operator.roles.unsplit:
             why = "a part of it leaves partial scores" if name == "head_dim" else "a softmax needs all of them"
             yield f"{name}: cannot be cut ({why}); leave it out"
     for axis, dims in cut.items():

@@ -233,5 +233,5 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
     """Return a sharding for every operator of the graph, by name."""
-    refined = any(EXPERTS in operator.logical.values() for operator in graph.operators)
+    refined = any(EXPERTS in operator.roles.logical.values() for operator in graph.operators)
     return {operator.name: rules.sharding(operator, refined=refined) for operator in graph.operators}

@@ -110,7 +110,7 @@ def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str
                     "change the rule set so that one of them is left whole"
                 )
             seen[axis] = name
-    for name in operator.unsplit:
+    for name in operator.roles.unsplit:
         if sharding.get(name):
             raise InputError(
                 f"operator {operator.name}: dim {name} is cut by {', '.join(sharding[name])}: it needs its rows whole; leave {name} whole"
@@ -127,7 +127,7 @@ def output_layout(operator: Operator, sharding: Sharding) -> Layout:
 
     The loss reduces over a sharded vocabulary itself (own traffic), so its output is whole.
     """
-    return _layout(sharding, operator.output.dims, operator.sums)
+    return _layout(sharding, operator.output.dims, operator.roles.sums)
 
 
 def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:

@@ -123,9 +123,9 @@ def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
 
 def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Return whether a dim may be sharded into `parts`: it need not stay whole, and `parts` divides every affected size."""
-    if dim in operator.unsplit:
+    if dim in operator.roles.unsplit:
         return parts == 1
-    if dim in operator.padded:
+    if dim in operator.roles.padded:
         return parts <= operator.dims[dim]
     return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 

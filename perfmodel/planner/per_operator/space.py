@@ -124,7 +124,7 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
         order = sorted(operator.dims, key=lambda dim: classes[index, dim])
         limits: dict[str, tuple[int, ...]] = {}
         for dim in order:
-            if dim in operator.unsplit or dim in operator.padded:
+            if dim in operator.roles.unsplit or dim in operator.roles.padded:
                 limits[dim] = tuple(part for part in counts if divides(operator, network, dim, part))
             else:
                 common = gcd(*cut_sizes(operator, network, dim))

@@ -317,7 +317,7 @@ class TableMaker:
             return ("held", id(rows)), View(cuts=rows.masks[:, :-1], partial=rows.masks[:, -1])
         operator, rows = self.network.operators[vertex], self.space.operators[vertex]
         if position < 0:
-            return ("left", id(rows), operator.output.dims, operator.sums), left_view(operator, rows)
+            return ("left", id(rows), operator.output.dims, operator.roles.sums), left_view(operator, rows)
         operand = operator.inputs[position]
         return ("read", id(rows), operand.dims), reader_view(operator, operand, rows)
 
@@ -435,7 +435,7 @@ class TableMaker:
 
 def left_view(operator: Operator, rows: Configurations) -> View:
     """Return the layout of the output for each configuration."""
-    return _view(rows, operator.output.dims, operator.sums)
+    return _view(rows, operator.output.dims, operator.roles.sums)
 
 
 def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:

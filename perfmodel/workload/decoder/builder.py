@@ -20,6 +20,7 @@ from typing import cast
 
 from perfmodel.foundation.copies import Copies
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.dropout import dropout
@@ -208,12 +209,15 @@ class DecoderBuilder:
                 layer=self.region,
                 group=group,
                 parts=parts or operator.parts,
-                logical={dim_of(word): LOGICAL[word] for word in dims.split()},
-                unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.unsplit, *unsplit)),
-                padded=tuple(name for name in names if name == PADDED),
-                per_sample=tuple(name for name in names if name == PER_SAMPLE),
-                per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
-                stretched=tuple(name for name in names if name == STRETCHED),
+                roles=DimRoles(
+                    sums=operator.roles.sums,
+                    unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.roles.unsplit, *unsplit)),
+                    padded=tuple(name for name in names if name == PADDED),
+                    logical={dim_of(word): LOGICAL[word] for word in dims.split()},
+                    per_sample=tuple(name for name in names if name == PER_SAMPLE),
+                    per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
+                    stretched=tuple(name for name in names if name == STRETCHED),
+                ),
             )
         )
         return tensor

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream, Work
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
 from perfmodel.workload.kinds.attention import AttentionDims, attention
@@ -98,7 +99,7 @@ class Seen:
             )
 
         kept = [entry for entry in operator.saved if entry.of is None or (entry.of in positions and not given[entry.of].is_parameter)]
-        handled = {*self.output.operand.dims, *operator.sums, *(dim for collective in operator.traffic for dim in collective.over)}
+        handled = {*self.output.operand.dims, *operator.roles.sums, *(dim for collective in operator.traffic for dim in collective.over)}
         described = replace(
             operator,
             inputs=tuple(read.operand for read in stays),
@@ -106,12 +107,12 @@ class Seen:
             forward=works(operator.forward),
             backward=works(operator.backward) if is_trained else (),
             traffic=tuple(collective for collective in operator.traffic if is_trained or collective.phase is Pass.FORWARD),
-            padded=self.padded,
+            roles=replace(operator.roles, padded=self.padded),
             saved=tuple(map(data, kept)) if is_trained else (),
             settings={"function": self.vertex.operator},
             layer=self.layer,
         )
-        return without_dims(described, {name for name in self.dims if name not in handled} | {*operator.unsplit, *self.unsplit})
+        return without_dims(described, {name for name in self.dims if name not in handled} | {*operator.roles.unsplit, *self.unsplit})
 
     @property
     def function(self) -> str:
@@ -143,8 +144,7 @@ class Seen:
             forward=forward,
             backward=backward,
             traffic=traffic,
-            sums=tuple(name for name in sums if name not in self.output.operand.dims),
-            unsplit=tuple(unsplit),
+            roles=DimRoles(sums=tuple(name for name in sums if name not in self.output.operand.dims), unsplit=tuple(unsplit)),
             saved=(*saved, *passes(*extras)),
         )
         return self.of_kind(described, reads)
@@ -178,9 +178,7 @@ def without_dims(operator: Operator, gone: set[str]) -> Operator:
         dims={name: size for name, size in operator.dims.items() if name not in gone},
         inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in operator.inputs),
         output=replace(operator.output, dims=named(operator.output.dims)),
-        sums=kept(operator.sums),
-        unsplit=kept(operator.unsplit),
-        padded=kept(operator.padded),
+        roles=operator.roles.with_dims(kept),
     )
 
 
@@ -294,7 +292,8 @@ def _attention(seen: Seen) -> Operator:
     head_dim = (vertex.dims["d"] + vertex.dims["e"]) // 2
     q, k, v, output = seen.operands((*factors, seen.output))
     operator = attention(seen.name, q, k, v, output, seen.dims, head_dim=head_dim, named=named)
-    return seen.of_kind(replace(operator, unsplit=(*operator.unsplit, *seen.of("e"))), factors, *seen.inputs[3:])
+    roles = replace(operator.roles, unsplit=(*operator.roles.unsplit, *seen.of("e")))
+    return seen.of_kind(replace(operator, roles=roles), factors, *seen.inputs[3:])
 
 
 def _recurrent(seen: Seen) -> Operator:

@@ -8,6 +8,7 @@ from math import prod
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import CausalWindow
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -97,9 +98,11 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        unsplit=(
-            *(keys if causal is None or causal.shares_queries else (*keys, *queries)),
-            *(chosen.dims[-1:] if chosen is not None else ()),
+        roles=DimRoles(
+            unsplit=(
+                *(keys if causal is None or causal.shares_queries else (*keys, *queries)),
+                *(chosen.dims[-1:] if chosen is not None else ()),
+            )
         ),
         saved=(
             *(

@@ -1,6 +1,6 @@
 """Operators of a serving step on a cache (attention to cached tokens, state updates, sampling), and the sizes of recurrent states.
 
-Sizes of operators are columns of a step: decoding sequences, prompts, and the cached tokens of each (`Operator.per_sample`).
+Sizes of operators are columns of a step: decoding sequences, prompts, and the cached tokens of each (`DimRoles.per_sample`).
 
 States of recurrent layers replace the KV cache of a sequence. Engines keep the recurrent state in float32 and the last inputs of the short
 convolution in the model's dtype. vLLM reads both dtypes from `mamba_cache_dtype` (the model's) and the state's from
@@ -18,6 +18,7 @@ from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import CacheAttention, Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Stream
 
 #: Bytes of an element of a recurrent state, and of an input of the convolution. [byte]
@@ -85,8 +86,7 @@ def state_update(
         inputs=(read,),
         output=written,
         forward=(Stream(kernel=kernel, elements=states.extent, accesses=accesses, element_flops=2.0 * products),),
-        logical={SEQUENCES: "batch", "m": "state_groups"},
-        per_sample=(SEQUENCES,),
+        roles=DimRoles(logical={SEQUENCES: "batch", "m": "state_groups"}, per_sample=(SEQUENCES,)),
         group="attention_core",
         layer=layer,
     )
@@ -95,6 +95,6 @@ def state_update(
 def sample(op: Operator, *, itemsize: float) -> Operator:
     """Return the sampling of a token per row of logits, in place of the loss `op`: a pass over the rank's shard, and an all-gather."""
     logits = op.inputs[0]
-    entries = tuple((size, dim if dim not in op.padded else "") for size, dim in op.extent(logits.dims))
-    gathered = OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=op.padded, extent=entries, phase=Pass.FORWARD, itemsize=itemsize)
+    entries = tuple((size, dim if dim not in op.roles.padded else "") for size, dim in op.extent(logits.dims))
+    gathered = OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=op.roles.padded, extent=entries, phase=Pass.FORWARD, itemsize=itemsize)
     return replace(op, kind="sample", inputs=(logits,), backward=(), saved=(), traffic=(gathered,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Tensor
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
 
@@ -80,8 +81,7 @@ def convolution(
         forward=(Product(batch=by_group, m=m, n=n, k=k, tensors=tensors),),
         backward=tuple(backward),
         traffic=tuple(traffic),
-        sums=("c",) if groups == 1 else (),
-        unsplit=tuple(unsplit),
+        roles=DimRoles(sums=("c",) if groups == 1 else (), unsplit=tuple(unsplit)),
         saved=(Data(extent=read, of=0),),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,

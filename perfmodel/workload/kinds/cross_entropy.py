@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import extent, passes, reduced_rows
 
@@ -40,8 +41,7 @@ def cross_entropy(
         forward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(entries, entries)),),
         backward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 4)),),
         traffic=(reduce,) * 3,
-        sums=tuple(dim for dim in logits.dims if dim and dim not in (*summed, *output.dims)),
-        padded=summed,
+        roles=DimRoles(sums=tuple(dim for dim in logits.dims if dim and dim not in (*summed, *output.dims)), padded=summed),
         saved=passes(entries),
         settings={"over": over},
         layer=layer,

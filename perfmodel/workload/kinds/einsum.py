@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Operand, Operator, Product
 from perfmodel.workload.kinds.extents import extent
 
@@ -54,9 +55,7 @@ def einsum(
         output=output,
         forward=(Product(batch=batch, m=m, n=n, k=k, is_grouped=grouped),),
         backward=tuple(backward),
-        sums=summed,
-        unsplit=unsplit,
-        padded=padded,
+        roles=DimRoles(sums=summed, unsplit=unsplit, padded=padded),
         saved=tuple(saved),
         layer=layer,
     )

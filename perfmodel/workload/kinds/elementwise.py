@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.workload.activations import ACTIVATIONS
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -55,8 +56,7 @@ def elementwise(
         output=output,
         forward=(Stream(kernel=kernel, elements=entries, accesses=(*read, out)),),
         backward=() if function == "add" and not written else (backward,),
-        unsplit=unsplit,
-        padded=padded,
+        roles=DimRoles(unsplit=unsplit, padded=padded),
         saved=tuple(saved),
         is_linear=function == "add",
         passes_gradient=function == "bias" or (function == "add" and not written),

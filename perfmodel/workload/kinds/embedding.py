@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent, passes
 
@@ -35,8 +36,7 @@ def embedding(
         output=output,
         forward=(Stream(kernel="embedding", elements=rows, accesses=passes(rows, rows)),),
         backward=(Stream(kernel="embedding", elements=rows, accesses=(*passes(rows, rows), gradient)),),
-        sums=vocabulary,
-        padded=vocabulary,
+        roles=DimRoles(sums=vocabulary, padded=vocabulary),
         layer=layer,
     )
 
@@ -59,8 +59,7 @@ def embedding_bag(
         output=output,
         forward=(Stream(kernel="embedding", elements=rows, accesses=passes(rows, written)),),
         backward=(Stream(kernel="embedding", elements=rows, accesses=(*passes(written, rows), gradient)),),
-        sums=(vocabulary,),
-        padded=(vocabulary,),
+        roles=DimRoles(sums=(vocabulary,), padded=(vocabulary,)),
         settings={"bag": bag},
         layer=layer,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, Product, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -53,6 +54,6 @@ def index_scores(
             Product(batch=batch, m=columns, n=sums, k=rows),
             Stream(kernel="default", elements=scores, accesses=(*read, square, *gradients)),
         ),
-        unsplit=("z", heads, width, *(dim for dim in output.dims if dim not in q.dims)),
+        roles=DimRoles(unsplit=("z", heads, width, *(dim for dim in output.dims if dim not in q.dims))),
         saved=read,
     )

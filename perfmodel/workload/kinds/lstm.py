@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream
 from perfmodel.workload.kinds.extents import passes
 
@@ -47,7 +48,7 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
             for kind, phase in ((CollectiveKind.ALL_GATHER, Pass.FORWARD), (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD))
             if seq_len > 1
         ),
-        unsplit=("s",),
+        roles=DimRoles(unsplit=("s",)),
         saved=passes((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
         layer=layer,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import extent, reduced_rows
 
@@ -84,7 +85,7 @@ def _norm(
         forward=(Stream(kernel=kernel, elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel=kernel, elements=entries, accesses=back),),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
-        unsplit=unsplit,
+        roles=DimRoles(unsplit=unsplit),
         saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),
         settings={"eps": eps, "over": " ".join(over)},
         layer=layer,

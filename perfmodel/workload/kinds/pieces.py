@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -27,7 +28,7 @@ def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, st
         dims=dims,
         inputs=(x,),
         output=output,
-        unsplit=(entries, taken),
+        roles=DimRoles(unsplit=(entries, taken)),
         passes_gradient=True,
         settings={"start": start},
     )
@@ -67,5 +68,5 @@ def side_by_side(name: str, first: Operand, second: Operand, output: Operand, di
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
         backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),
-        unsplit=(one, other, both),
+        roles=DimRoles(unsplit=(one, other, both)),
     )

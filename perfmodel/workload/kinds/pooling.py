@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Stream, Tensor
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, passes, window_output
 
@@ -57,7 +58,7 @@ def pooling(
         forward=(Stream(kernel=kernel, elements=taps, accesses=passes(read, written, *kept)),),
         backward=(Stream(kernel=kernel, elements=taps, accesses=passes(written, *kept, read)),),
         traffic=tuple(traffic),
-        unsplit=tuple(unsplit),
+        roles=DimRoles(unsplit=tuple(unsplit)),
         saved=(Data(extent=read, of=0), *passes(*kept)),
         settings={"mode": mode, "window": window, "stride": stride, "padding": padding},
         layer=layer,

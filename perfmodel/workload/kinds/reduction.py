@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent, passes
 
@@ -31,7 +32,7 @@ def reduction(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *
         output=output,
         forward=(Stream(kernel="default", elements=read, accesses=passes(read, written)),),
         backward=(Stream(kernel="default", elements=read, accesses=passes(written, read)),),
-        sums=summed,
+        roles=DimRoles(sums=summed),
         settings={"function": function, "count": prod(dims[dim] for dim in summed)},
         layer=layer,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.workload.activations import ACTIVATIONS
+from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import INDEX_BYTES, Data, Operand, Operator, RoutedExperts, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -36,7 +37,7 @@ def route(name: str, logits: Operand, output: Operand, dims: Mapping[str, int], 
             Stream(kernel="softmax", elements=entries, accesses=(scores, scores, chosen)),
         ),
         backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
-        unsplit=experts,
+        roles=DimRoles(unsplit=experts),
         saved=(read, scores),
         settings={"score": score},
     )
@@ -81,7 +82,7 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
         output=output,
         forward=(Stream(kernel="permute", elements=into[0].extent, accesses=(*into, out)),),
         backward=(Stream(kernel="permute", elements=into[0].extent, accesses=back),),
-        sums=tuple(dim for dim in rows.dims if dim and dim not in output.dims),
+        roles=DimRoles(sums=tuple(dim for dim in rows.dims if dim and dim not in output.dims)),
         saved=kept or (places,),
         is_linear=weights is None,
     )
@@ -116,7 +117,7 @@ def gated(
         output=output,
         forward=forward,
         backward=backward,
-        unsplit=tuple(dim for dim in x.dims if dim and dim not in output.dims),
+        roles=DimRoles(unsplit=tuple(dim for dim in x.dims if dim and dim not in output.dims)),
         saved=tuple(into),
         settings={"function": function},
     )
@@ -129,4 +130,6 @@ def routed_experts(name: str, inputs: tuple[Operand, ...], output: Operand, dims
     """
     work = RoutedExperts(num_experts=dims["e"], top_k=top_k, width=dims["w"], hidden_size=dims["h"], matrices=dims.get("y", 1))
     unsplit = tuple(dim for dim in dims if dim not in output.dims)
-    return Operator(name=name, kind="routed_experts", dims=dims, inputs=inputs, output=output, forward=(work,), unsplit=unsplit)
+    return Operator(
+        name=name, kind="routed_experts", dims=dims, inputs=inputs, output=output, forward=(work,), roles=DimRoles(unsplit=unsplit)
+    )

@@ -112,7 +112,9 @@ def test_a_cut_image_trades_its_border(window, stride, groups):
     """Rows of h on a, columns of w on b, in every operator that has them."""
     network = toys.two_convolutions(image=16, window=window, stride=stride)
     shardings = {
-        operator.name: {dim: (axis,) for dim, axis in (("h", "a"), ("w", "b")) if dim in operator.dims and dim not in operator.unsplit}
+        operator.name: {
+            dim: (axis,) for dim, axis in (("h", "a"), ("w", "b")) if dim in operator.dims and dim not in operator.roles.unsplit
+        }
         for operator in network.operators
     }
     assert all(shardings[name] == {"h": ("a",), "w": ("b",)} for name in ("conv1", "conv2", "pool"))

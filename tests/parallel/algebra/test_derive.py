@@ -90,7 +90,7 @@ def test_vocabulary_is_padded_up():
 
 def test_a_padded_dim_that_moves_is_counted_at_one_position():
     """vocabulary cut -> sequence cut: the local buffer leaves as made, ceil(v / n) columns wide."""
-    v_cut = replace(MADE, dims={**MADE.dims, "f": 5}, padded=("f",))
+    v_cut = replace(MADE, dims={**MADE.dims, "f": 5}, roles=replace(MADE.roles, padded=("f",)))
     read = replace(READ, dims={**READ.dims, "f": 5})
     derivation = derive(small_graph(v_cut, read), {"a": {"f": ("tp_kv",)}, "y": {"b": ("tp_kv",)}})
     (exchange,) = (t for t in derivation.traffic if t.phase is Pass.FORWARD)
@@ -143,7 +143,7 @@ def test_no_operator_that_is_not_linear_ever_receives_a_partial_sum():
 
 def test_one_dim_of_an_operator_may_be_padded():
     with pytest.raises(InputError, match="at most one may be padded"):
-        derive(small_graph(replace(MADE, padded=("b", "f")), READ), {"a": {}, "y": {}})
+        derive(small_graph(replace(MADE, roles=replace(MADE.roles, padded=("b", "f"))), READ), {"a": {}, "y": {}})
 
 
 # --- a plan's own word ----------------------------------------------------------------------------------------------

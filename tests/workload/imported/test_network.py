@@ -149,9 +149,9 @@ def test_dims_line_up_on_every_edge(name, converted):
 def test_every_dim_that_is_cut_leaves_something_right(name, converted):
     """A dim that the output lacks is summed or has traffic of its own; nothing else could tell that the output is not complete."""
     for operator in converted(name)[1].network.operators:
-        covered = {*operator.output.dims, *operator.sums, *(dim for collective in operator.traffic for dim in collective.over)}
+        covered = {*operator.output.dims, *operator.roles.sums, *(dim for collective in operator.traffic for dim in collective.over)}
         assert set(operator.dims) <= covered
-        assert operator.unsplit == ()
+        assert operator.roles.unsplit == ()
 
 
 @pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))
@@ -263,14 +263,14 @@ def test_a_flatten_is_dims_of_the_layer_after_it(converted):
     linear = operator_of(network, "linear")
     assert dict(linear.dims) == {"b": 16, "n": 32, "c0": 16, "c1": 2, "c2": 2}
     assert [operand.dims for operand in linear.inputs] == [("b", "c0", "c1", "c2"), ("n", "c0", "c1", "c2")]
-    assert linear.sums == ("c0", "c1", "c2")
+    assert linear.roles.sums == ("c0", "c1", "c2")
     assert network.tensors["classifier.1.weight"].shape == (32, 16, 2, 2)
 
 
 def test_a_bias_is_added_after_the_sum(converted):
     network = converted("mlp")[1].network
     product, added = network.operators[:2]
-    assert (product.kind, product.sums, len(product.inputs)) == ("einsum", ("c",), 2)
+    assert (product.kind, product.roles.sums, len(product.inputs)) == ("einsum", ("c",), 2)
     assert [operand.tensor for operand in added.inputs] == [product.output.tensor, "0.bias"]
     assert added.inputs[1].dims == ("n",)
 
@@ -326,7 +326,7 @@ def test_hidden_entries_of_a_recurrence(converted):
 def test_shares_of_a_vocabulary_may_be_uneven(converted):
     """100 words on 8 chips: so may those of the layer before the loss, and of what is added to it."""
     network = converted("lstm")[1].network
-    padded = {operator.name: operator.padded for operator in network.operators if operator.padded}
+    padded = {operator.name: operator.roles.padded for operator in network.operators if operator.roles.padded}
     assert padded == {"embedding": ("v",), "linear": ("n",), "linear.bias": ("n",), "cross_entropy_loss": ("v",)}
 
 
@@ -348,7 +348,7 @@ def test_a_loss_on_two_tensors_is_a_sum_over_the_samples():
 
     loss = network_of(perfmodel.import_graph(Loss, "float32[16,8] float32[16,4]")).network.operators[-1]
     assert [operand.dims for operand in loss.inputs] == [("b", "d"), ("b", "d")]
-    assert loss.sums == ("b", "d")
+    assert loss.roles.sums == ("b", "d")
 
 
 def test_an_unrecognised_operator_is_replicated_and_reported(converted):
@@ -431,4 +431,4 @@ def test_labels_may_be_probabilities():
 
     loss = network_of(perfmodel.import_graph(Soft, "float32[16,8] float32[16,10]")).network.operators[-1]
     assert [operand.dims for operand in loss.inputs] == [("b", "v"), ("b", "v")]
-    assert loss.sums == ("b",)
+    assert loss.roles.sums == ("b",)
