@@ -69,8 +69,8 @@ def search_mixed(
             kind, chips = pool.cluster, estimator.cluster.num_chips  # all chips as chips of one kind, in nodes that divide them
             alike = replace(pool, cluster=replace(kind, num_chips=chips, chips_per_node=math.gcd(chips, kind.chips_per_node)))
             state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
-            number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
-            for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
+            number, interrupted = max(number, state.counts.num_evaluated), interrupted or state.interrupted
+            for plan_id in dict.fromkeys(int(i) for kept in (state.best.time, state.best.front, state.best.least) for i in kept.ids):
                 # equal plans of two kinds of chips differ in the names of cluster and calibration alone
                 yield replace(state.plan(plan_id), cluster=estimator.cluster.name, calibration=estimator.machine.basis.calibration)
 

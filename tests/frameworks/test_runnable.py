@@ -112,9 +112,9 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
         sweep_all(estimator, searched, attention=AttentionKernel.UNFUSED)
         for searched in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
     )
-    expected = {plan for plan in map(all_plans.plan, all_plans.best_time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
-    plans = [some.plan(i) for i in some.best_time.ids.tolist()]
-    assert len(plans) == some.num_evaluated == len(expected)
+    expected = {plan for plan in map(all_plans.plan, all_plans.best.time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
+    plans = [some.plan(i) for i in some.best.time.ids.tolist()]
+    assert len(plans) == some.counts.num_evaluated == len(expected)
     assert set(plans) == expected
 
 
@@ -129,12 +129,12 @@ def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
     }
     written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=operators)
     space = Space(orders=Space().orders[:1], runs=estimator.profile.runs, rules=(rules,))
-    expected = sweep_all(estimator, space, attention=attention).num_evaluated
+    expected = sweep_all(estimator, space, attention=attention).counts.num_evaluated
     assert expected > 0
     for sets in ((written,), (rules, written)):
-        assert sweep_all(estimator, replace(space, rules=sets), attention=attention).num_evaluated == expected
+        assert sweep_all(estimator, replace(space, rules=sets), attention=attention).counts.num_evaluated == expected
     whole_ffn = replace(rules, name="whole-ffn", operators={"down_proj": {"ffn": ()}, "activation": {"ffn": ()}, "up_proj": {"ffn": ()}})
-    assert sweep_all(estimator, replace(space, rules=(whole_ffn,)), attention=attention).num_evaluated < expected
+    assert sweep_all(estimator, replace(space, rules=(whole_ffn,)), attention=attention).counts.num_evaluated < expected
 
 
 @pytest.mark.parametrize(

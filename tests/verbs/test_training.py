@@ -24,7 +24,7 @@ def predictions():
     space = Space(fixed={"cp": 1, "schedule": "1f1b", "virtual_stages": 1, "zero": 1})
     estimator = setting_of_request(make_requests(Request(**JOB))[0]).estimator
     state = sweep_all(estimator, space)
-    return [perfmodel.predict(state.plan(int(i))) for i in state.best_time.ids]
+    return [perfmodel.predict(state.plan(int(i))) for i in state.best.time.ids]
 
 
 @pytest.mark.parametrize("objective", VALUE)

@@ -142,7 +142,7 @@ _BY_KEY = tuple(column.name for column in fields(MicrobatchTable) if column.name
 
 
 def microbatch_table(
-    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
+    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: Sequence[Recompute]
 ) -> MicrobatchTable:
     """Evaluate every layout key with every micro-batch."""
     parts = []
@@ -271,7 +271,7 @@ class Tables:
         kept: KeptTables,
         *,
         attention: AttentionKernel,
-        recomputes: list[Recompute],
+        recomputes: Sequence[Recompute],
         recompute_operators: tuple[str, ...],
     ) -> None:
         self.recomputes = recomputes
