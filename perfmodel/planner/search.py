@@ -17,7 +17,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectation, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectation, MemoryBudget, Objective, PlanRanking, SearchResult
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
@@ -114,7 +114,6 @@ def search_plans(
     if expectation is not None:
         places = (1, *places[1:])
     kinds = alike_kinds(ranking, places, ties)[:top]
-    rule = memory_rule(memory_headroom, risk)
     counts = state.counts
     too_large = counts.num_evaluated - counts.num_feasible - counts.num_tight
     rejected = {OUT_OF_MEMORY_STATIC: counts.num_static, OUT_OF_MEMORY: too_large - counts.num_static, TIGHT: counts.num_tight}
@@ -126,22 +125,21 @@ def search_plans(
         left_out=state.kept.once("layouts left out", lambda: layouts_left_out(estimator.job, estimator.cluster.num_chips, space)),
         search_time=elapsed,
         plans=predict(plan for _, plan in best),
-        places=places[:top],
-        ties=ties,
-        expectation=expectation,
-        least_time=float(state.best.time.values[0]) if len(state.best.time.values) else math.inf,
-        kinds=tuple(
-            AlikePlans(position=position, prediction=prediction, alike=alike)
-            for (position, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+        ranking=PlanRanking(
+            places=places[:top],
+            ties=ties,
+            kinds=tuple(
+                AlikePlans(position=position, prediction=prediction, alike=alike)
+                for (position, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+            ),
+            expectation=expectation,
         ),
+        least_time=float(state.best.time.values[0]) if len(state.best.time.values) else math.inf,
         pareto=predict(state.plan(int(i)) for i in state.best.front.ids) if "front" in also else (),
         least_memory=predict(state.plan(int(i)) for i in state.best.least.ids),
         baselines=known,
         num_tight=counts.num_tight,
-        memory_capacity=estimator.machine.memory.capacity,
-        memory_usable=estimator.machine.memory.usable,
-        memory_headroom=rule.headroom,
-        risk=rule.risk if rule.risk < 1.0 else None,
+        memory=MemoryBudget.of(estimator.machine.memory, memory_rule(memory_headroom, risk)),
         certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention, kept_tables=tables),
         interrupted=state.interrupted,
     )
