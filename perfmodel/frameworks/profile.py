@@ -29,6 +29,7 @@ from perfmodel.frameworks.options import (
     ActivationOptions,
     AllocatorOptions,
     CommunicationOptions,
+    ExchangeOptions,
     KernelOptions,
     RateOptions,
     StageOptions,
@@ -66,6 +67,7 @@ class ExecutionProfile(Grouped):
     state: StateOptions
     allocator: AllocatorOptions
     communication: CommunicationOptions
+    exchanges: ExchangeOptions
     stages: StageOptions
     rates: RateOptions
     timing: TimingOptions
@@ -78,7 +80,7 @@ class ExecutionProfile(Grouped):
     @property
     def compiled(self) -> tuple[Any, ...]:
         """Cache key of compiled programs: profiles with the same key share their programs."""
-        return self.kernels, self.activations, self.state, self.allocator, self.communication, self.stages, self.release
+        return self.kernels, self.activations, self.state, self.allocator, self.communication, self.exchanges, self.stages, self.release
 
     def not_runnable_reason(self, plan: Plan) -> str:
         """Return why the framework cannot run this plan; "" if it can."""
@@ -88,7 +90,7 @@ class ExecutionProfile(Grouped):
 
     def pads_rows(self, dispatcher: Dispatcher) -> bool:
         """Return whether a separate pass pads the rows of experts for low-precision products."""
-        is_exchanged = self.communication.permutes_in_exchange and dispatcher is Dispatcher.FLEX
+        is_exchanged = self.exchanges.permutes_in_exchange and dispatcher is Dispatcher.FLEX
         return self.kernels.pads_expert_rows and not is_exchanged and not self.kernels.fuses_experts
 
     def exposed_share(self, zero: int) -> float:
