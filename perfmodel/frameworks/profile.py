@@ -18,7 +18,7 @@ from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
-from perfmodel.frameworks.grouped import Grouped, in_groups
+from perfmodel.frameworks.grouped import Grouped, in_groups, without_groups
 from perfmodel.frameworks.options import (
     GROUP_OF,
     GROUPS,
@@ -36,7 +36,7 @@ from perfmodel.frameworks.options import (
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
+from perfmodel.frameworks.runnable import ANYTHING, RUNS_GROUPS, Runs, not_runnable_reason, runs_from_data
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
@@ -193,8 +193,10 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     """Return the profile of valid contents."""
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key in ("runs", "fitted"):
-            value = record_from_data(Runs if key == "runs" else FittedTo, value, where=key)
+        if key == "runs":
+            value = runs_from_data(value)
+        elif key == "fitted":
+            value = record_from_data(FittedTo, value, where=key)
         elif key == "overlaps_gradients" and isinstance(value, bool):
             value = ZERO_STAGES if value else ()
         elif isinstance(value, list):
@@ -212,6 +214,7 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
     """Return every field by name, options without groups, as in files and in `profiles --json`."""
     ungrouped = {name: getattr(profile, name) for name in _OWN_KINDS}
+    ungrouped["runs"] = profile.runs.features
     return {"name": ungrouped.pop("name"), **profile.options, **ungrouped}
 
 
@@ -230,6 +233,8 @@ def profile_text(profile: ExecutionProfile) -> str:
         # bytes per parameter or per logit are written as plain numbers, as in the shipped files
         if (name.endswith("_bytes") and name not in SIZES) or (number == 0.0 and isinstance(value, str)):
             options[name] = number
+    if "runs" in data:
+        data["runs"] = without_groups(data["runs"], RUNS_GROUPS)
     data = {"name": data.pop("name")} | options | data
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})

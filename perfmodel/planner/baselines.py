@@ -69,8 +69,8 @@ class _Within:
         allowed = [fixed for fixed in steps if all(self.space.admits(knob, value) for knob, value in fixed.items())]
         if not allowed:
             return Baseline(name=name, prediction=(), reason="excluded by a given flag")
-        runs = self.space.runs
-        allowed = [fixed for fixed in allowed if runs.admits_zero(int(fixed["zero"]), pipelined=int(fixed["pp"]) > 1, replicated=False)]
+        stages = self.space.runs.sharding
+        allowed = [fixed for fixed in allowed if stages.admits(int(fixed["zero"]), pipelined=int(fixed["pp"]) > 1, replicated=False)]
         if not allowed:
             return Baseline(name=name, prediction=(), reason="not what the framework runs")
         last: Sweep | None = None

@@ -31,8 +31,8 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
     runs = load_profile(name).runs
     assert runs != ANYTHING
     assert len(runs.source) > 30
-    assert 0 in runs.zero
-    assert set(runs.zero_in_pipeline) <= set(runs.zero)
+    assert 0 in runs.sharding.zero
+    assert set(runs.sharding.zero_in_pipeline) <= set(runs.sharding.zero)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_wrong_field_is_named(change, message):
 
 def test_stages_that_must_be_even():
     plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
-    runs = replace(ANYTHING, uneven_stages=False)
+    runs = ANYTHING.having(uneven_stages=False)
     assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs the same number of layers in every stage"
 
 
@@ -177,7 +177,7 @@ def test_which_quantised_bases_can_be_sharded_is_the_frameworks(profile, train, 
     job = replace(make_job(make_model(**LLAMA_LIKE)), train=training_of(train))
     refusal = predict(estimator_of(job, profile=profile), dp_shard=16, zero=zero).not_runnable
     assert refusal.endswith(reason) if reason else refusal == ""
-    stages = runnable_space(Space(), load_profile(profile), job).runs.zero
+    stages = runnable_space(Space(), load_profile(profile), job).runs.sharding.zero
     assert (zero in stages) is (reason == "")
 
 

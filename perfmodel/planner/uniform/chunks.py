@@ -94,7 +94,9 @@ def _num_too_large(state: Sweep, tables: Tables, rows: LayoutRows, layouts: Mapp
         for group in layouts_of(state.space, rows, rule):
             if not (others := group[~of_rule[group]]).size:
                 continue
-            num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows.select(others), rule))
+            num_layouts = sum(
+                part.stop - part.start for _, part in zero_parts(state.space.runs.sharding, tables, rows.select(others), rule)
+            )
             legal = sum(int(legal_choices(choices.choices, m, rows.pp, least_microbatches).sum()) for choices in rows.pipelines)
             number += legal * len(state.current.recomputes) * num_layouts
     return number
@@ -189,7 +191,7 @@ def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines
     if not legal_cells:
         return
     keys, usable = tables.parameter_keys[chunk.layouts], estimator.machine.memory.usable
-    for zero, part in zero_parts(state.space.runs, tables, chunk.rows, chunk.rule):
+    for zero, part in zero_parts(state.space.runs.sharding, tables, chunk.rows, chunk.rule):
         terms, _ = tables.parameters[chunk.rule, zero, pp > 1]().block(keys[part])
         some, in_flight = columns.take(part), flight.take(part)
         static, alone = state_memory(estimator, pipelines, terms, pp=pp, num_replicas=some.num_replicas)
