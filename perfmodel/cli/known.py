@@ -6,7 +6,6 @@ A name or a file as the argument prints all fields of one entry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -355,18 +354,18 @@ def profiles(
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
     """Return the lines of a profile field: one, or one per feature that the framework runs."""
     from perfmodel.frameworks.fitted import FittedTo
-    from perfmodel.frameworks.runnable import ANYTHING, Runs
+    from perfmodel.frameworks.runnable import ANYTHING
 
     if isinstance(value, FittedTo):
         from_base = f"of your own, {value.date}, starting from {value.base}"
         times = [f"{value.num_runs} runs {from_base}; off by {value.left_out_error:.1%} left out"] if value.num_runs else []
         peaks = [f"{value.num_memory_runs} peaks of memory {from_base}"] if value.num_memory_runs else []
         return [("" if index else "fitted to", text) for index, text in enumerate(times + peaks)]
-    if not isinstance(value, Runs):
+    if not isinstance(value, dict):
         return [(name.replace("_", " "), _profile_value(name, value))]
-    if value == ANYTHING:
+    if value == ANYTHING.features:
         return [("runs", "any plan: no limits are known")]
-    return [(f"runs {field.name.replace('_', ' ')}", _profile_value(field.name, getattr(value, field.name))) for field in fields(value)]
+    return [(f"runs {feature.replace('_', ' ')}", _profile_value(feature, item)) for feature, item in value.items()]
 
 
 def _profile_value(name: str, value: object) -> str:

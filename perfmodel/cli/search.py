@@ -152,7 +152,8 @@ def search(
             break
     if not results:
         raise InputError(first_reasons(failures))
-    results.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of the whole training run, else in the given order
+    # by the objective of the whole training run, else in the given order
+    results.sort(key=lambda pair: pair[1].ranking.values[:1] or (math.inf,))
     with_plans = [result for _, result in results if result.plans]
     if with_plans:
         best = [result.plans[0] for result in with_plans]
@@ -225,7 +226,7 @@ def _blocks(
         shows = interval or need_intervals(settings)
         intervals = [interval_in(setting, prediction.plan) for setting, prediction in zip(settings, best, strict=True)] if shows else []
         yield Text(f"{settings_title(best)}: the best plan of each")
-        of_run = value_cells(results[0][1].objective, [value for _, result in results for value in result.values[:1]])
+        of_run = value_cells(results[0][1].objective, [value for _, result in results for value in result.ranking.values[:1]])
         yield settings_table(best, tokens=run.tokens if run else 0.0, intervals=intervals, of_run=of_run)
         yield Notes(convention_lines(best))
     shared = [name for name, _ in setting_words(results[0][0]).items() if len({setting_words(other)[name] for other, _ in results}) == 1]

@@ -423,7 +423,7 @@ def _part_times(
     if profile.timing.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
     exchanges = None
-    if profile.communication.hides_exchanges:
+    if profile.exchanges.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = 0.0
         exchanges = exposed_exchange_times(micro, profile, plan.recompute)
     elif micro.concurrent is not None:

@@ -159,10 +159,8 @@ def compile_program(
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        concurrent=compilation.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
-        weight_gradients=compilation.rows_of_weight_gradients()
-        if splits_backward or profile.communication.delays_weight_gradients
-        else None,
+        concurrent=compilation.rows_between_exchanges() if profile.exchanges.hides_shared_experts else None,
+        weight_gradients=compilation.rows_of_weight_gradients() if splits_backward or profile.exchanges.delays_weight_gradients else None,
         splits_backward=splits_backward,
     )
 
@@ -405,7 +403,7 @@ class _Compilation:
                 if region.is_block:
                     forward[i, recompute] = len(cases)
                     cases.append(forward_moments(run, profile, kept, region=region, recompute=recompute, terms=terms))
-                if profile.communication.delays_weight_gradients and exchanges:
+                if profile.exchanges.delays_weight_gradients and exchanges:
                     delayed[i, recompute] = len(cases)
                     cases += [walk(keeps_weight_gradients=keeps, delays_weight_gradients=True) for keeps in (False, True)]
         moments = [list(moment.items()) or [(terms.number(NOTHING), 0.0)] for case in cases for moment in case or [{}]]

@@ -213,7 +213,7 @@ class Programs:
                     graph,
                     policy.recipe.on(any_operand_order=self.any_operand_order),
                     keeps_copies=self.profile.activations.keeps_low_copies,
-                    sends_rows=self.profile.communication.sends_low_rows,
+                    sends_rows=self.profile.exchanges.sends_low_rows,
                     gathers_weights=self.profile.communication.gathers_low_weights,
                     pads_rows=self.profile.pads_rows(dispatcher),
                     master_bytes=itemsize(policy.master),

@@ -224,7 +224,7 @@ def exposed_communication(micro: MicrobatchCost, profile: ExecutionProfile) -> A
         "tensor_parallel": 1.0 - timing.tp_overlap_fraction,
         "regather": in_backward,
         "input_gradient": in_backward,
-        EXCHANGED: 0.0 if profile.communication.hides_exchanges else 1.0,
+        EXCHANGED: 0.0 if profile.exchanges.hides_exchanges else 1.0,
     }
     return sent * np.tile(list(shares.values()), len(sent) // classes)[:, None]
 
@@ -278,7 +278,7 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     regions = micro.program.regions
     times = passes_of(*phase_times(micro, profile), regions, profile, recompute)
     alone: Array | None = None
-    if profile.communication.hides_exchanges:
+    if profile.exchanges.hides_exchanges:
         alone = _alone_with_exchanges(micro, profile, recompute, times)
         times = np.where(block_rows(regions), _between_exchanges(micro, profile, recompute, times), times)
     elif micro.concurrent is not None:
@@ -333,7 +333,7 @@ def _between_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompu
     """
     sent = exchanged_passes(micro, profile, recompute)
     paired = np.maximum(times + TRANSFER_UNITS * sent[::-1], sent[::-1])
-    if not profile.communication.delays_weight_gradients:
+    if not profile.exchanges.delays_weight_gradients:
         return paired
     both = sent[0] + sent[1]
     factor = np.maximum((times[0] + times[1]) + TRANSFER_UNITS * both, both) / np.maximum(paired[0] + paired[1], _LEAST)
@@ -497,7 +497,7 @@ def hop_time(
     If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather). If it sends
     activations and gradients differently, the time is their mean.
     """
-    ranks, options = grid.degree["pp"], profile.communication
+    ranks, options = grid.degree["pp"], profile.stages
     runtime = np.minimum(ranks - 1.0, 1.0) * machine.host.times.get("pipeline_send", 0.0)
     is_split = options.scatters_pipeline_sends and not is_scattered
     part = boundary / tp if is_split else boundary
@@ -544,7 +544,7 @@ def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: Execu
 
     chunk  time of a further micro-batch on one virtual stage   [s]
     """
-    if profile.communication.pp_overlap:
+    if profile.stages.pp_overlap:
         return SCHEDULES[pipeline.schedule].send_delay(hop, chunk, pipeline)
     later = pipeline.num_microbatches * pipeline.virtual_stages - 1.0
     return 2.0 * (pipeline.num_ranks - 1.0) * hop + later * (2.0 * hop)

@@ -438,7 +438,7 @@ def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> I
             continue
         total = scalar(micro.communication[cell])
         share = scalar(sent[cell]) / total if total else 0.0
-        if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
+        if COMM[j] == EXCHANGED and profile.exchanges.hides_exchanges:
             share = 1.0  # `rank_parts` contains the exposed part
         shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]
         part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"

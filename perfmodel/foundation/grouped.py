@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -20,6 +20,11 @@ def in_groups(values: Mapping[str, Any], groups: Mapping[str, str]) -> tuple[dic
     for name, value in values.items():
         (options.setdefault(groups[name], {}) if name in groups else fields_of_record)[name] = value
     return fields_of_record, options
+
+
+def without_groups(data: Mapping[str, Any], groups: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a record in plain data with those of its groups among them, as in files."""
+    return {name: item for key, value in data.items() for name, item in (value.items() if key in groups else [(key, value)])}
 
 
 class Grouped:

@@ -37,9 +37,9 @@ _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
     ),
     (lambda runs: "cp" in runs.axes, ("context_chunks", "context_attention_rate_fraction")),
     (lambda runs: "pp" in runs.axes, ("pp_overlap", "scatters_pipeline_sends", "pipeline_keeps_boundaries", "uneven_stage_weight")),
-    (lambda runs: not {2, 3}.isdisjoint(runs.zero), ("reduces_each_microbatch",)),
-    (lambda runs: 2 in runs.zero, ("zero2_stores_shards",)),
-    (lambda runs: 0 in runs.zero_in_pipeline, ("pipeline_reduces_each_microbatch",)),
+    (lambda runs: not {2, 3}.isdisjoint(runs.sharding.zero), ("reduces_each_microbatch",)),
+    (lambda runs: 2 in runs.sharding.zero, ("zero2_stores_shards",)),
+    (lambda runs: 0 in runs.sharding.zero_in_pipeline, ("pipeline_reduces_each_microbatch",)),
 )  # fmt: skip
 
 _LEAST = 1e-6

@@ -115,7 +115,7 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
             value = float(profile.option(name))
             if name == "exposed_gradient_fraction":
                 # at ZeRO stages that wait for the end of backward the whole reduction is exposed
-                stages = profile.runs.zero
+                stages = profile.runs.sharding.zero
                 waiting = sum(stage not in profile.communication.overlaps_gradients for stage in stages) / len(stages)
                 values.append(waiting + (1.0 - waiting) * value)
             elif name not in profile.unknown and (value or name not in _HOST_TIMES):  # a host time of zero is none about others

@@ -227,7 +227,7 @@ class AllocatorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationOptions:
-    """Collectives of a step, and their overlap with compute.
+    """Collectives over data, tensor-parallel and context-parallel ranks, and their overlap with compute.
 
     reduce_dtype                      dtype of reduced gradients ("fp32" or "compute")
     reduces_each_microbatch           gradients are reduced to their accumulator layout after every micro-batch, not once a step
@@ -239,25 +239,14 @@ class CommunicationOptions:
     prefetches_parameters             the gather of the next unit overlaps with the compute of this one
     context_chunks                    chunks of the sequence on a context-parallel rank: head_tail (the r-th chunk of 2 cp from either end:
                                       equal causal work) or contiguous (the last rank does 2 - 1/cp of the mean)
-    pp_overlap                        pipeline sends overlap with compute in the steady state
-    scatters_pipeline_sends           activations replicated over tp are sent in tp parts and gathered (Megatron's scatter-gather)
-    hides_exchanges                   the exchanges of rows with experts of one micro-batch overlap with the passes of another
-    hides_shared_experts              operators of a layer that neither lead to exchanged rows nor depend on them overlap with the exchange
-
-    sends_low_rows                    rows are sent to experts in the precision of their products, if the recipe supports it (DeepEP)
-    gathers_low_weights               weights are gathered and stored in that precision alone (TransformerEngine's primary weights, torchao)
+    gathers_low_weights               weights are gathered and stored in the precision of their products alone (TransformerEngine's primary
+                                      weights, torchao)
     reduces_tp_gradients_first        with sharded weights, a full gradient that is partial over tp is all-reduced over tp by itself, before
                                       the data axes reduce it (DTensor); else its shard is, once a step
     gathers_row_bias_gradients        the bias of a row-parallel linear takes the gradient that the product gathers, complete on every tp
                                       rank (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
     context_form                      stated form of context parallelism (`parallel/context_forms.py`); "": that of the framework, keys and
                                       values gathered
-    delays_weight_gradients           weight gradients of a block are computed separately from input gradients, overlapped with exchanges;
-                                      needs hides_exchanges (Megatron's --delay-wgrad-compute, DualPipe)
-    permutes_in_exchange              the kernels of the dispatcher `flex` sort rows by expert, and back (HybridEP); else a separate pass
-                                      does (DeepEP)
-    sends_whole_gradients             each tp rank sends the whole gradient of the boundary, even if activations are sent in tp parts
-    sends_attention_mask              pipeline stages send the attention mask with the activations, in 16 bits (DeepSpeed's GPT2ModelPipe)
     flat_rings                        collectives between nodes are flat rings, without trees or hierarchical algorithms
     """
 
@@ -269,19 +258,10 @@ class CommunicationOptions:
     overlaps_gradients: tuple[int, ...]
     prefetches_parameters: bool
     context_chunks: str
-    pp_overlap: bool
-    scatters_pipeline_sends: bool
-    hides_exchanges: bool
-    hides_shared_experts: bool
-    sends_low_rows: bool
     gathers_low_weights: bool
     reduces_tp_gradients_first: bool
     gathers_row_bias_gradients: bool
     context_form: str = ""
-    delays_weight_gradients: bool = False
-    permutes_in_exchange: bool = False
-    sends_whole_gradients: bool = False
-    sends_attention_mask: bool = False
     flat_rings: bool = False
 
     def __post_init__(self) -> None:
@@ -291,23 +271,53 @@ class CommunicationOptions:
         _check_word("context_chunks", self.context_chunks, CONTEXT_CHUNKS)
         if self.context_form:
             read_context_form(self.context_form, "context_form")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions:
+    """Exchanges of rows with experts, and their overlap with compute.
+
+    hides_exchanges          the exchanges of rows with experts of one micro-batch overlap with the passes of another
+    hides_shared_experts     operators of a layer that neither lead to exchanged rows nor depend on them overlap with the exchange
+    sends_low_rows           rows are sent to experts in the precision of their products, if the recipe supports it (DeepEP)
+    delays_weight_gradients  weight gradients of a block are computed separately from input gradients, overlapped with exchanges; needs
+                             hides_exchanges (Megatron's --delay-wgrad-compute, DualPipe)
+    permutes_in_exchange     the kernels of the dispatcher `flex` sort rows by expert, and back (HybridEP); else a separate pass does
+                             (DeepEP)
+    """
+
+    hides_exchanges: bool
+    hides_shared_experts: bool
+    sends_low_rows: bool
+    delays_weight_gradients: bool = False
+    permutes_in_exchange: bool = False
+
+    def __post_init__(self) -> None:
         if self.delays_weight_gradients and not self.hides_exchanges:
             raise InputError("delays_weight_gradients=true: needs hides_exchanges=true; correct the profile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """Placement of layers on pipeline stages, and memory of a stage.
+    """Pipeline stages: placement of layers, memory, sends between stages.
 
+    pp_overlap                 pipeline sends overlap with compute in the steady state
+    scatters_pipeline_sends    activations replicated over tp are sent in tp parts and gathered (Megatron's scatter-gather)
     places_layers_by_cost      layers are placed on stages by the cumulative cost of layers and head (nanotron); else evenly
     pipeline_keeps_boundaries  a stage has a receive buffer for each micro-batch of a step, and keeps sent tensors until that micro-batch's
                                backward (torch); else two buffers, and sent tensors are freed (Megatron)
     pipeline_keeps_parameters  in a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torch)
+    sends_whole_gradients      each tp rank sends the whole gradient of the boundary, even if activations are sent in tp parts
+    sends_attention_mask       pipeline stages send the attention mask with the activations, in 16 bits (DeepSpeed's GPT2ModelPipe)
     """
 
+    pp_overlap: bool
+    scatters_pipeline_sends: bool
     places_layers_by_cost: bool
     pipeline_keeps_boundaries: bool
     pipeline_keeps_parameters: bool
+    sends_whole_gradients: bool = False
+    sends_attention_mask: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +383,7 @@ GROUPS: Mapping[str, Any] = MappingProxyType(
         "state": StateOptions,
         "allocator": AllocatorOptions,
         "communication": CommunicationOptions,
+        "exchanges": ExchangeOptions,
         "stages": StageOptions,
         "rates": RateOptions,
         "timing": TimingOptions,

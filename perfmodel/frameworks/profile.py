@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
-from perfmodel.foundation.grouped import Grouped, in_groups
+from perfmodel.foundation.grouped import Grouped, in_groups, without_groups
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.units import parse_quantity
@@ -29,13 +29,14 @@ from perfmodel.frameworks.options import (
     ActivationOptions,
     AllocatorOptions,
     CommunicationOptions,
+    ExchangeOptions,
     KernelOptions,
     RateOptions,
     StageOptions,
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
+from perfmodel.frameworks.runnable import ANYTHING, RUNS_GROUPS, Runs, not_runnable_reason, runs_from_data
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
@@ -66,6 +67,7 @@ class ExecutionProfile(Grouped):
     state: StateOptions
     allocator: AllocatorOptions
     communication: CommunicationOptions
+    exchanges: ExchangeOptions
     stages: StageOptions
     rates: RateOptions
     timing: TimingOptions
@@ -78,7 +80,7 @@ class ExecutionProfile(Grouped):
     @property
     def compiled(self) -> tuple[Any, ...]:
         """Cache key of compiled programs: profiles with the same key share their programs."""
-        return self.kernels, self.activations, self.state, self.allocator, self.communication, self.stages, self.release
+        return self.kernels, self.activations, self.state, self.allocator, self.communication, self.exchanges, self.stages, self.release
 
     def not_runnable_reason(self, plan: Plan) -> str:
         """Return why the framework cannot run this plan; "" if it can."""
@@ -88,7 +90,7 @@ class ExecutionProfile(Grouped):
 
     def pads_rows(self, dispatcher: Dispatcher) -> bool:
         """Return whether a separate pass pads the rows of experts for low-precision products."""
-        is_exchanged = self.communication.permutes_in_exchange and dispatcher is Dispatcher.FLEX
+        is_exchanged = self.exchanges.permutes_in_exchange and dispatcher is Dispatcher.FLEX
         return self.kernels.pads_expert_rows and not is_exchanged and not self.kernels.fuses_experts
 
     def exposed_share(self, zero: int) -> float:
@@ -191,8 +193,10 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     """Return the profile of valid contents."""
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key in ("runs", "fitted"):
-            value = record_from_data(Runs if key == "runs" else FittedTo, value, where=key)
+        if key == "runs":
+            value = runs_from_data(value)
+        elif key == "fitted":
+            value = record_from_data(FittedTo, value, where=key)
         elif key == "overlaps_gradients" and isinstance(value, bool):
             value = ZERO_STAGES if value else ()
         elif isinstance(value, list):
@@ -210,6 +214,7 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
     """Return every field by name, options without groups, as in files and in `profiles --json`."""
     ungrouped = {name: getattr(profile, name) for name in _OWN_KINDS}
+    ungrouped["runs"] = profile.runs.features
     return {"name": ungrouped.pop("name"), **profile.options, **ungrouped}
 
 
@@ -228,6 +233,8 @@ def profile_text(profile: ExecutionProfile) -> str:
         # bytes per parameter or per logit are written as plain numbers, as in the shipped files
         if (name.endswith("_bytes") and name not in SIZES) or (number == 0.0 and isinstance(value, str)):
             options[name] = number
+    if "runs" in data:
+        data["runs"] = without_groups(data["runs"], RUNS_GROUPS)
     data = {"name": data.pop("name")} | options | data
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})

@@ -191,7 +191,7 @@ def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
 def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Remove the permutation of exchanged rows if the kernels of the exchange sort them."""
     is_exchanged = any(graph.tensors[operand.tensor].copies is not None for operand in (op.inputs[0], op.output))
-    return replace(op, forward=(), backward=()) if profile.communication.permutes_in_exchange and is_exchanged else op
+    return replace(op, forward=(), backward=()) if profile.exchanges.permutes_in_exchange and is_exchanged else op
 
 
 def _gated(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
+from perfmodel.foundation.grouped import Grouped, group_of, in_groups, without_groups
+from perfmodel.foundation.records import record_from_data
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
@@ -25,54 +27,90 @@ AXES = ("tp", "cp", "pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class ZeroRuns:
+    """ZeRO stages that a framework can run.
+
+    zero                     ZeRO stages
+    zero_in_pipeline         ZeRO stages with a pipeline
+    zero_of_replicas         ZeRO stages that may shard over a part of the data ranks, with replicas over the rest (HSDP)
+    zero_beside_axes         ZeRO stages with tp, cp, pp or ep, if the state could be sharded over data ranks or cp; without 0 (DDP),
+                             replicas with such an axis need dp_shard above 1
+    zero_of_split_backward   the same with a schedule that splits the backward pass
+    """
+
+    zero: tuple[int, ...]
+    zero_in_pipeline: tuple[int, ...]
+    zero_of_replicas: tuple[int, ...]
+    zero_beside_axes: tuple[int, ...] = ZERO_STAGES
+    zero_of_split_backward: tuple[int, ...] = ZERO_STAGES
+
+    def admits(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
+        stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
+        return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
+
+    def admits_axes(self, zero: int, *, replicas_alone: bool) -> bool:
+        """Return whether a ZeRO stage is combined with tp, cp, pp or ep. replicas_alone: dp_replicate is above 1 and dp_shard is not."""
+        return zero in self.zero_beside_axes and (0 in self.zero_beside_axes or not replicas_alone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRuns:
+    """Pipelines that a framework can run.
+
+    schedules          pipeline schedules
+    uneven_stages      pipelines with different numbers of layers per rank
+    few_microbatches   fewer micro-batches than pipeline ranks
+    """
+
+    schedules: tuple[str, ...]
+    uneven_stages: bool
+    few_microbatches: bool
+
+
+RUNS_GROUPS: Mapping[str, Any] = {"sharding": ZeroRuns, "pipelines": PipelineRuns}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs(Grouped):
     """Features of the plans that a framework can run.
 
-    zero                 ZeRO stages
-    zero_in_pipeline     ZeRO stages with a pipeline
-    zero_of_replicas     ZeRO stages that may shard over a part of the data ranks, with replicas over the rest (HSDP)
     axes                 axes among tp, cp, pp
     context_forms        forms of context parallelism that it has if they are stated, in addition to its axes
-    schedules            pipeline schedules
     recompute            kinds of recomputation
     sequence_parallel    sequence parallelism with tp
-    uneven_stages        pipelines with different numbers of layers per rank
-    few_microbatches     fewer micro-batches than pipeline ranks
     rules                names of shipped rule sets; none: any rules
     hybrid_rules         those with which state may be sharded over a part of the data ranks (HSDP); none: all of `rules`
     recompute_modules    parts of a layer may be recomputed by name
     flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
     axes_of_bases        axes among tp, cp, pp with a quantised base
-    zero_beside_axes     ZeRO stages with tp, cp, pp or ep, if the state could be sharded over data ranks or cp; without 0 (DDP),
-                         replicas with such an axis need dp_shard above 1
-    zero_of_split_backward   the same with a schedule that splits the backward pass
     offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
     default_recompute    documented default of the trainer for a plan that names none; empty: none
     source               source of these features
     """
 
-    zero: tuple[int, ...]
-    zero_in_pipeline: tuple[int, ...]
-    zero_of_replicas: tuple[int, ...]
+    GROUP_OF: ClassVar[Mapping[str, str]] = group_of(RUNS_GROUPS)
+
+    sharding: ZeroRuns
     axes: tuple[str, ...]
-    schedules: tuple[str, ...]
+    pipelines: PipelineRuns
     recompute: tuple[str, ...]
     sequence_parallel: bool
-    uneven_stages: bool
-    few_microbatches: bool
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
     flex: tuple[str, ...] = ()
     recompute_modules: bool = False
     sharded_bases: tuple[str, ...] = tuple(BASE_FORMATS)
     axes_of_bases: tuple[str, ...] = AXES
-    zero_beside_axes: tuple[int, ...] = ZERO_STAGES
-    zero_of_split_backward: tuple[int, ...] = ZERO_STAGES
     offloads: tuple[str, ...] = ()
     default_recompute: str = ""
     context_forms: tuple[str, ...] = ()
     hybrid_rules: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """Every feature by name, without groups, as in files."""
+        return without_groups(asdict(self), RUNS_GROUPS)
 
     def rules_for(self, *, hybrid: bool) -> tuple[str, ...]:
         """Return the names of its rule sets, for plans with both data-parallel degrees above 1 or others; none: any."""
@@ -83,29 +121,25 @@ class Runs:
         names = self.rules_for(hybrid=hybrid)
         return not names or bool(cuts_as(names, rules, model, attention, axes))
 
-    def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
-        stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
-        return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
-
     def for_training(self, train: Training) -> Runs:
         """Return the features for a job with this kind of training: a quantised base limits ZeRO and the axes."""
         if not train.quantizes_base:
             return self
-        stages = self.zero if train.base in self.sharded_bases else tuple(stage for stage in self.zero if stage in _WHOLE_BASE)
-        return replace(self, zero=stages, axes=tuple(axis for axis in self.axes if axis in self.axes_of_bases))
+        stages = self.sharding.zero
+        if train.base not in self.sharded_bases:
+            stages = tuple(stage for stage in stages if stage in _WHOLE_BASE)
+        return self.having(zero=stages, axes=tuple(axis for axis in self.axes if axis in self.axes_of_bases))
 
     def for_schedule(self, *, splits_backward: bool) -> Runs:
         """Return the features with a pipeline schedule of this kind."""
-        both = tuple(stage for stage in self.zero_beside_axes if stage in self.zero_of_split_backward)
-        return replace(self, zero_beside_axes=both) if splits_backward else self
+        if not splits_backward:
+            return self
+        stages = self.sharding
+        return self.having(zero_beside_axes=tuple(stage for stage in stages.zero_beside_axes if stage in stages.zero_of_split_backward))
 
     @property
     def has_flex(self) -> bool:
         return bool(self.flex) or self == ANYTHING
-
-    def admits_axes(self, zero: int, *, replicas_alone: bool) -> bool:
-        """Return whether a ZeRO stage is combined with tp, cp, pp or ep. replicas_alone: dp_replicate is above 1 and dp_shard is not."""
-        return zero in self.zero_beside_axes and (0 in self.zero_beside_axes or not replicas_alone)
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
         """Return the dispatchers of tokens to experts on this chip."""
@@ -114,18 +148,21 @@ class Runs:
 
 #: Default of a profile: all plans.
 ANYTHING = Runs(
-    zero=ZERO_STAGES,
-    zero_in_pipeline=ZERO_STAGES,
-    zero_of_replicas=(1, 2, 3),
+    sharding=ZeroRuns(zero=ZERO_STAGES, zero_in_pipeline=ZERO_STAGES, zero_of_replicas=(1, 2, 3)),
     axes=AXES,
-    schedules=tuple(PipelineSchedule),
+    pipelines=PipelineRuns(schedules=tuple(PipelineSchedule), uneven_stages=True, few_microbatches=True),
     recompute=tuple(Recompute),
     sequence_parallel=True,
-    uneven_stages=True,
-    few_microbatches=True,
     source="",
     rules=(),
 )
+
+
+def runs_from_data(data: Mapping[str, Any]) -> Runs:
+    """Return the features from the valid contents of a file."""
+    features, groups = in_groups(data, Runs.GROUP_OF)
+    return record_from_data(Runs, features | groups, where="runs")
+
 
 RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero": ZERO_STAGES,
@@ -165,21 +202,22 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
             condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
             return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{condition}"
     zero, pipelined = int(plan.zero), layout.pp > 1
-    if zero in every.zero and zero not in runs.zero:
+    stages = runs.sharding
+    if zero in every.sharding.zero and zero not in stages.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
     degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
-    if combines_axes(**degrees, data=layout.data_parallel) and not runs.admits_axes(
+    if combines_axes(**degrees, data=layout.data_parallel) and not stages.admits_axes(
         zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1
     ):
         other = f"schedule={plan.schedule}" if splits else next(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-        if zero in runs.zero_beside_axes:
+        if zero in stages.zero_beside_axes:
             return f"dp_replicate={layout.dp_replicate}: {framework} combines replicas with {other} only if dp_shard is above 1"
-        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {other}"
-    if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
-        condition, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
-        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{condition}"
+        return f"zero={zero}: {framework} has ZeRO {_listed(stages.zero_beside_axes)} only with {other}"
+    if not stages.admits(zero, pipelined=pipelined, replicated=False):
+        condition, others = (" with a pipeline", stages.zero_in_pipeline) if zero in stages.zero else ("", stages.zero)
+        return f"zero={zero}: {framework} has ZeRO {_listed(others)} only{condition}"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
-    if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
+    if not stages.admits(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
@@ -197,10 +235,10 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"dispatcher=flex: {framework} has no library that sends rows once to each place"
     if not pipelined:
         return ""
-    if str(plan.schedule) not in runs.schedules:
-        return f"schedule={plan.schedule}: {framework} has {_listed(runs.schedules)} only"
-    if not runs.uneven_stages and len(set(plan.stage_layers)) > 1:
+    if str(plan.schedule) not in runs.pipelines.schedules:
+        return f"schedule={plan.schedule}: {framework} has {_listed(runs.pipelines.schedules)} only"
+    if not runs.pipelines.uneven_stages and len(set(plan.stage_layers)) > 1:
         return f"pp={layout.pp}: {framework} needs the same number of layers in every stage"
-    if not runs.few_microbatches and plan.num_microbatches < layout.pp:
+    if not runs.pipelines.few_microbatches and plan.num_microbatches < layout.pp:
         return f"pp={layout.pp}: {framework} needs at least pp={layout.pp} microbatches, not {plan.num_microbatches}"
     return ""

@@ -80,11 +80,11 @@ def _fp8_recipe(profile: ExecutionProfile, value: str) -> ExecutionProfile:
 
 
 def _exchanges(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
-    return profile.having(hides_exchanges=value, delays_weight_gradients=value and profile.communication.delays_weight_gradients)
+    return profile.having(hides_exchanges=value, delays_weight_gradients=value and profile.exchanges.delays_weight_gradients)
 
 
 def _delayed_weight_gradients(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
-    if value and not profile.communication.hides_exchanges:
+    if value and not profile.exchanges.hides_exchanges:
         rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
         raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
     return profile.having(delays_weight_gradients=value)

@@ -69,8 +69,8 @@ class _Within:
         allowed = [fixed for fixed in steps if all(self.space.admits(knob, value) for knob, value in fixed.items())]
         if not allowed:
             return Baseline(name=name, prediction=(), reason="excluded by a given flag")
-        runs = self.space.runs
-        allowed = [fixed for fixed in allowed if runs.admits_zero(int(fixed["zero"]), pipelined=int(fixed["pp"]) > 1, replicated=False)]
+        stages = self.space.runs.sharding
+        allowed = [fixed for fixed in allowed if stages.admits(int(fixed["zero"]), pipelined=int(fixed["pp"]) > 1, replicated=False)]
         if not allowed:
             return Baseline(name=name, prediction=(), reason="not what the framework runs")
         last: Sweep | None = None
@@ -84,14 +84,14 @@ class _Within:
                 state = sweep(
                     self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention, also=()
                 )
-                if state.num_feasible:
+                if state.counts.num_feasible:
                     return self._baseline(name, state)
-                if state.num_evaluated and recompute is recomputes[0]:
+                if state.counts.num_evaluated and recompute is recomputes[0]:
                     last = state
         return Baseline(name=name, prediction=(), reason=reason) if last is None else self._baseline(name, last)
 
     def _baseline(self, name: str, state: Sweep) -> Baseline:
-        ids = state.best_time.ids if state.num_feasible else state.least.ids
+        ids = state.best.time.ids if state.counts.num_feasible else state.best.least.ids
         found_best = self.estimator.predict(state.plan(int(ids[0])), memory_headroom=self.headroom, risk=self.risk)
         return Baseline(name=name, prediction=(found_best,), reason="")
 

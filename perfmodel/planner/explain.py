@@ -266,12 +266,12 @@ def _turned(against: _Comparison, turned: Mapping[str, int | str | bool], frees:
     around = space_around(plan, fixed)
     state = against.sweep(around)
     for freed in _FREED if frees else ():
-        if state.num_evaluated:
+        if state.counts.num_evaluated:
             break
         fixed = {knob: value for knob, value in fixed.items() if knob not in freed or knob in turned}
         state = against.sweep(replace(around, fixed=fixed))
-    if not state.num_evaluated and not against.any_framework:
-        if replace(against, any_framework=True).sweep(replace(around, fixed=fixed)).num_evaluated:
+    if not state.counts.num_evaluated and not against.any_framework:
+        if replace(against, any_framework=True).sweep(replace(around, fixed=fixed)).counts.num_evaluated:
             return ()
         against = replace(against, any_framework=True)
     return (_compared(against, dict(turned), state),)
@@ -318,15 +318,16 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
     cause   part of the step that the knobs alone change most; empty: the part that differs most
     """
     base, named = against.base, _named(knobs)
-    if state.num_evaluated == 0:
+    number = state.counts.num_evaluated
+    if number == 0:
         reason = _rule(against, knobs)
         if not against.any_framework:
             lifted = replace(against, any_framework=True).sweep(state.space)
-            if lifted.num_evaluated:
-                lacks = against.predict(lifted.plan(int(lifted.least.ids[0]))).not_runnable or "other knobs of the plan rule it out"
+            if lifted.counts.num_evaluated:
+                lacks = against.predict(lifted.plan(int(lifted.best.least.ids[0]))).not_runnable or "other knobs of the plan rule it out"
                 reason = f"not a plan for this framework: {lacks}; --any-framework compares it all the same"
         return Alternative(knobs=knobs, prediction=(), reason=f"{named}: {reason}", slower_by=0.0, parts={})
-    ids = state.best_time.ids if state.num_feasible else state.least.ids
+    ids = state.best.time.ids if state.counts.num_feasible else state.best.least.ids
     other = against.predict(state.plan(int(ids[0])))
     difference = {part: other.parts[part] - base.parts[part] for part in base.parts}
     changed = {knob: value for knob, value in changed_knobs(base.plan, other.plan).items() if knob not in knobs}
@@ -334,7 +335,7 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
     if not other.fits:
         lacking = other.memory["total"] - memory_rule(against.memory_headroom, against.risk).allowed(other.memory_usable)
         largest = other.largest_memory_class
-        none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
+        none = "does not fit; it" if number == 1 else f"none of {number:,} such plans fits; the smallest"
         much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fits_probability:.0%} only"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "

@@ -152,10 +152,10 @@ class Prober:
                     kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
                     also=(),
                 )
-                if len(state.least.ids) and state.least.values[0] <= needless:
+                if len(state.best.least.ids) and state.best.least.values[0] <= needless:
                     break  # otherwise the guide was not among these plans
-            fastest = [state.plan(int(i)) for i in state.best_time.ids[: min(1, state.num_feasible)]]
-            least = [state.plan(int(i)) for i in state.least.ids[:1]]
+            fastest = [state.plan(int(i)) for i in state.best.time.ids[: min(1, state.counts.num_feasible)]]
+            least = [state.plan(int(i)) for i in state.best.least.ids[:1]]
         self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
         return self.passes[key]
 

@@ -23,7 +23,7 @@ from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import AlikePlans, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, MemoryBudget, Objective, PlanRanking, SearchResult
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.ties import shared_places
 from perfmodel.planner.uniform.space import Space
@@ -69,8 +69,8 @@ def search_mixed(
             kind, chips = pool.cluster, estimator.cluster.num_chips  # all chips as chips of one kind, in nodes that divide them
             alike = replace(pool, cluster=replace(kind, num_chips=chips, chips_per_node=math.gcd(chips, kind.chips_per_node)))
             state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
-            number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
-            for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
+            number, interrupted = max(number, state.counts.num_evaluated), interrupted or state.interrupted
+            for plan_id in dict.fromkeys(int(i) for kept in (state.best.time, state.best.front, state.best.least) for i in kept.ids):
                 # equal plans of two kinds of chips differ in the names of cluster and calibration alone
                 yield replace(state.plan(plan_id), cluster=estimator.cluster.name, calibration=estimator.machine.basis.calibration)
 
@@ -93,7 +93,7 @@ def search_mixed(
     if fitting and len(predicted) < number:
         note = f"of {number:,} plans the best {CANDIDATES} of each kind of chip alone were predicted on the mixed cluster"
         fitting[0] = replace(fitting[0], warnings=(*fitting[0].warnings, note))
-    rule, by_plan = memory_rule(memory_headroom, risk), {prediction.plan: prediction for prediction in fitting}
+    by_plan = {prediction.plan: prediction for prediction in fitting}
     places = shared_places([cost(prediction) for prediction in fitting], ties)
     kinds = alike_kinds([(cost(prediction), prediction.plan) for prediction in fitting], places, ties)
     front = front_of(np.array([best.step_time for best in fitting]), np.array([best.memory["total"] for best in fitting]))
@@ -108,18 +108,17 @@ def search_mixed(
         left_out=layouts_left_out(estimator.job, estimator.cluster.num_chips, space),
         search_time=clock.process_time() - begin,
         plans=tuple(fitting[:top]),
-        places=places[:top],
-        ties=ties,
+        ranking=PlanRanking(
+            places=places[:top],
+            ties=ties,
+            kinds=tuple(AlikePlans(position=position, prediction=by_plan[plan], alike=alike) for position, plan, alike in kinds[:top]),
+        ),
         least_time=min((prediction.step_time for prediction in fitting), default=math.inf),
-        kinds=tuple(AlikePlans(position=position, prediction=by_plan[plan], alike=alike) for position, plan, alike in kinds[:top]),
         pareto=tuple(fitting[index] for index in front),
         least_memory=tuple(sorted(predicted, key=lambda prediction: prediction.memory["total"])[:1]),
         baselines=(),
         num_tight=tight,
-        memory_capacity=fullest.memory.capacity,
-        memory_usable=fullest.memory.usable,
-        memory_headroom=rule.headroom,
-        risk=rule.risk if rule.risk < 1.0 else None,
+        memory=MemoryBudget.of(fullest.memory, memory_rule(memory_headroom, risk)),
         interrupted=interrupted,
     )
 

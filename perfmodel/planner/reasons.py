@@ -22,7 +22,7 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
             for cp in divisors(num_chips // (tp * pp)):
                 data = num_chips // (tp * pp * cp)
                 splits: Sequence[int] = divisors(data)
-                if not space.runs.zero_of_replicas:
+                if not space.runs.sharding.zero_of_replicas:
                     unmixed = [s for s in splits if s in (1, data)]
                     counts[NOT_RUN] += len(splits) - len(unmixed)
                     splits = unmixed

@@ -79,8 +79,8 @@ class RemedyConditions:
         """Return the part of a space that satisfies the conditions."""
         if not self.any_framework:
             space = runnable_space(space, self.estimator.profile, self.estimator.job)
-        stages = tuple(stage for stage in space.runs.zero if stage >= self.least_zero)
-        return replace(space, runs=replace(space.runs, zero=stages)) if self.least_zero else space
+        stages = tuple(stage for stage in space.runs.sharding.zero if stage >= self.least_zero)
+        return replace(space, runs=space.runs.having(zero=stages)) if self.least_zero else space
 
     def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
         """Return the fastest plan of the space that fits."""

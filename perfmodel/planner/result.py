@@ -14,7 +14,9 @@ from perfmodel.parallel.prediction import Prediction, predictions_html, predicti
 from perfmodel.planner.rows import search_rows
 
 if TYPE_CHECKING:
+    from perfmodel.cost.machine import ChipMemory
     from perfmodel.foundation.frames import DataFrame
+    from perfmodel.foundation.memory_headroom import MemoryRule
 
 
 class Objective(StrEnum):
@@ -57,7 +59,7 @@ class AlikePlans:
     """A plan and alike plans: nearly the same and as good (see `perfmodel.planner.ties`).
 
     position   shared by ties
-    value      as `SearchResult.values`; None for an objective of a step
+    value      as `PlanRanking.values`; None for an objective of a step
     """
 
     position: int
@@ -82,6 +84,44 @@ class Expectation:
     first: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRanking:
+    """Order of the plans of a search.
+
+    places        positions of the plans: those within `ties` of the best share the first, and so on
+    ties          share within which plans are ties
+    kinds         the best plans, with nearly equal plans grouped
+    expectation   where the preferred plan is not the one of the least predicted time
+    values        of the plans, for an objective of a whole run: its cost [USD], its energy [J] or its time with failures and
+                  checkpoints [day]; else empty
+    """
+
+    places: tuple[int, ...]
+    ties: float
+    kinds: tuple[AlikePlans, ...]
+    expectation: Expectation | None = None
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Memory of a chip [byte], and the condition for plans to fit.
+
+    headroom   share of the usable memory that stays free
+    risk       largest probability that a plan does not fit; None: any
+    """
+
+    capacity: float
+    usable: float
+    headroom: float
+    risk: float | None
+
+    @classmethod
+    def of(cls, memory: ChipMemory, rule: MemoryRule) -> MemoryBudget:
+        risk = rule.risk if rule.risk < 1.0 else None
+        return cls(capacity=memory.capacity, usable=memory.usable, headroom=rule.headroom, risk=risk)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult:
     """Result of a search.
@@ -92,15 +132,9 @@ class SearchResult:
     left_out        reason -> layouts (degrees whose product is the number of chips) outside the space
     search_time     CPU seconds of the search itself (it runs on one core)
     plans           the preferred plan, then the others by the objective, best first
-    values          of the plans, for an objective of a whole run: its cost [USD], its energy [J] or its time with failures and
-                    checkpoints [day]; else empty
-    places          positions of the plans: those within `ties` of the best share the first, and so on
-    ties            share within which plans are ties
-    expectation     where the preferred plan is not the one of the least predicted time
     least_time      of any plan that fits (infinite where none does)   [s]
-    kinds           the best plans, with nearly equal plans grouped
     pareto          front of time against memory among plans that fit, fastest first
-    risk            the requested risk; certainty: the fastest plans at other risks, if one was requested
+    certainty       the fastest plans at other risks, if a risk was requested
     least_memory    the plan with the least memory (empty for an empty space)
     remedies        where no plan fits, the smallest changes with which one would
     any_framework   the best plan that fits and that the assumed framework cannot run; empty unless it is better
@@ -109,28 +143,21 @@ class SearchResult:
     objective: Objective
     num_evaluated: int
     num_feasible: int
+    num_tight: int
     rejected: Mapping[str, int]
     left_out: Mapping[str, int]
     search_time: float
+    interrupted: bool
     plans: tuple[Prediction, ...]
-    places: tuple[int, ...]
-    ties: float
+    ranking: PlanRanking
     least_time: float
-    kinds: tuple[AlikePlans, ...]
     pareto: tuple[Prediction, ...]
     least_memory: tuple[Prediction, ...]
     baselines: tuple[Baseline, ...]
-    num_tight: int
-    memory_capacity: float
-    memory_usable: float
-    memory_headroom: float
-    interrupted: bool
-    risk: float | None = None
+    memory: MemoryBudget
     certainty: tuple[Certainty, ...] = ()
-    expectation: Expectation | None = None
     any_framework: tuple[Prediction, ...] = ()
     remedies: tuple[FittingChange, ...] = ()
-    values: tuple[float, ...] = ()
 
     @property
     def best(self) -> Prediction:

@@ -17,8 +17,8 @@ def search_rows(
     result: SearchResult, *, tokens: float = 0.0, interval_of: Callable[[Plan], StepInterval] | None = None
 ) -> list[dict[str, Any]]:
     """Return a row per plan, best first, then one per baseline; `place` is the position of the plan or the name of the baseline."""
-    named = [(str(position), prediction) for position, prediction in zip(result.places, result.plans, strict=True)]
-    values = dict(enumerate(result.values))
+    named = [(str(position), prediction) for position, prediction in zip(result.ranking.places, result.plans, strict=True)]
+    values = dict(enumerate(result.ranking.values))
     named += [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
     return [
         {"place": label}

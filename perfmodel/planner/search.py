@@ -17,7 +17,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectation, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectation, MemoryBudget, Objective, PlanRanking, SearchResult
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
@@ -114,33 +114,32 @@ def search_plans(
     if expectation is not None:
         places = (1, *places[1:])
     kinds = alike_kinds(ranking, places, ties)[:top]
-    rule = memory_rule(memory_headroom, risk)
-    too_large = state.num_evaluated - state.num_feasible - state.num_tight
-    rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
+    counts = state.counts
+    too_large = counts.num_evaluated - counts.num_feasible - counts.num_tight
+    rejected = {OUT_OF_MEMORY_STATIC: counts.num_static, OUT_OF_MEMORY: too_large - counts.num_static, TIGHT: counts.num_tight}
     return SearchResult(
         objective=objective,
-        num_evaluated=state.num_evaluated,
-        num_feasible=state.num_feasible,
+        num_evaluated=counts.num_evaluated,
+        num_feasible=counts.num_feasible,
         rejected={reason: count for reason, count in rejected.items() if count},
         left_out=state.kept.once("layouts left out", lambda: layouts_left_out(estimator.job, estimator.cluster.num_chips, space)),
         search_time=elapsed,
         plans=predict(plan for _, plan in best),
-        places=places[:top],
-        ties=ties,
-        expectation=expectation,
-        least_time=float(state.best_time.values[0]) if len(state.best_time.values) else math.inf,
-        kinds=tuple(
-            AlikePlans(position=position, prediction=prediction, alike=alike)
-            for (position, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+        ranking=PlanRanking(
+            places=places[:top],
+            ties=ties,
+            kinds=tuple(
+                AlikePlans(position=position, prediction=prediction, alike=alike)
+                for (position, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+            ),
+            expectation=expectation,
         ),
-        pareto=predict(state.plan(int(i)) for i in state.front.ids) if "front" in also else (),
-        least_memory=predict(state.plan(int(i)) for i in state.least.ids),
+        least_time=float(state.best.time.values[0]) if len(state.best.time.values) else math.inf,
+        pareto=predict(state.plan(int(i)) for i in state.best.front.ids) if "front" in also else (),
+        least_memory=predict(state.plan(int(i)) for i in state.best.least.ids),
         baselines=known,
-        num_tight=state.num_tight,
-        memory_capacity=estimator.machine.memory.capacity,
-        memory_usable=estimator.machine.memory.usable,
-        memory_headroom=rule.headroom,
-        risk=rule.risk if rule.risk < 1.0 else None,
+        num_tight=counts.num_tight,
+        memory=MemoryBudget.of(estimator.machine.memory, memory_rule(memory_headroom, risk)),
         certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention, kept_tables=tables),
         interrupted=state.interrupted,
     )
@@ -151,7 +150,7 @@ def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel
     certainties = []
     for risk in CERTAINTY:
         state = sweep(estimator, space, top=1, risk=risk, attention=attention, kept_tables=kept_tables, also=())
-        plans = [state.plan(int(i)) for i in state.best_time.ids[:1]] if state.num_feasible else []
+        plans = [state.plan(int(i)) for i in state.best.time.ids[:1]] if state.counts.num_feasible else []
         certainties.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
     return tuple(certainties)
 
@@ -163,7 +162,7 @@ def _ranking(state: Sweep, objective: Objective, ties: float, known: Iterable[Pr
     Of plans with the same cost that differ only in the order of the axes, the first is kept.
     """
     by_memory = objective is Objective.MEMORY
-    best, front = state.best_memory if by_memory else state.best_time, state.front
+    best, front = state.best.memory if by_memory else state.best.time, state.best.front
     entries = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.companions, strict=True)}
     if ties and entries:
         costs, others = (front.second, front.first) if by_memory else (front.first, front.second)

@@ -109,7 +109,7 @@ def search_figure(result: SearchResult) -> Figure:
     best = result.plans[0]
     name = f"best: {degrees_line(best.plan)}"
     axes.plot(*points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=name, zorder=5)
-    capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
+    capacity = (1.0 - result.memory.headroom) * result.memory.usable / GIB
     for marker, baseline in zip("sD^v", baselines, strict=False):
         fits = "" if baseline.fits else " (does not fit)"
         where, when = points(baseline.prediction)

@@ -229,7 +229,7 @@ def _scatter(marks: Sequence[Mark], like: Prediction) -> Markup:
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
-    kinds = [(f"plan {i}", kind.prediction) for i, kind in enumerate(result.kinds, 1)]  # numbered as in the table
+    kinds = [(f"plan {i}", kind.prediction) for i, kind in enumerate(result.ranking.kinds, 1)]  # numbered as in the table
     baselines = [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
     marks = [_mark(prediction, "plan 1" if name == "plan 1" else "best plans", name) for name, prediction in kinds]
     marks += [_mark(prediction, "Pareto front", is_front=True) for prediction in result.pareto]

@@ -43,6 +43,7 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
         return [prediction_object(prediction, tokens=tokens) for prediction in predictions]
 
+    ranking = result.ranking
     certainties = []  # the fastest plan at each risk; null if no plan fits
     for certainty in result.certainty:
         best = certainty.prediction[0] if certainty.prediction else None
@@ -56,14 +57,17 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         )
     return {
         **picked(result, "objective num_evaluated num_feasible num_tight rejected left_out search_time interrupted"),
-        **picked(result, "memory_capacity memory_usable memory_headroom risk"),
+        "memory_capacity": result.memory.capacity,
+        "memory_usable": result.memory.usable,
+        "memory_headroom": result.memory.headroom,
+        "risk": result.memory.risk,
         "certainty": certainties,
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
-        "ties": result.ties,
-        "expectation": {"best": expectation.best, "first": expectation.first} if (expectation := result.expectation) else None,
+        "ties": ranking.ties,
+        "expectation": {"best": expectation.best, "first": expectation.first} if (expectation := ranking.expectation) else None,
         "plans": [
             plan | {"place": rank} | ({"objective_value": value} if value is not None else {})
-            for plan, rank, value in zip(described(result.plans), result.places, result.values or [None] * len(result.plans), strict=True)
+            for plan, rank, value in zip(described(result.plans), ranking.places, ranking.values or [None] * len(result.plans), strict=True)
         ],
         "baselines": {
             baseline.name: prediction_object(baseline.prediction[0], tokens=tokens) | {"means": MEANINGS[baseline.name]}
@@ -103,9 +107,10 @@ def search_line(result: SearchResult) -> str:
     rate, speed = result.num_evaluated / max(result.search_time, 1e-9), ""
     if result.search_time > 0.05 and rate >= 1e3:  # else the search was too short to measure it
         speed = f", {rate / 1e6:.1f} million a second" if rate >= 1e6 else f", {rate / 1e3:.0f} thousand a second"
-    memory = f"{format_bytes(result.memory_usable)} usable"
-    if result.risk is not None or result.memory_headroom:
-        memory += f" {headroom_words(result.memory_headroom, result.risk)}"
+    budget = result.memory
+    memory = f"{format_bytes(budget.usable)} usable"
+    if budget.risk is not None or budget.headroom:
+        memory += f" {headroom_words(budget.headroom, budget.risk)}"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{speed}; "
         f"{result.num_feasible:,} fit in {memory}; ranked by {result.objective}"
@@ -134,16 +139,17 @@ def plans_table(result: SearchResult) -> Table:
     Only knobs that differ have a column; the caption lists the others. Columns that repeat information of others are on wide pages only.
     """
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = [kind.prediction for kind in result.kinds]
-    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
-    positions = [kind.position for kind in result.kinds]
+    kinds = result.ranking.kinds
+    shown = [kind.prediction for kind in kinds]
+    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory.usable)
+    positions = [kind.position for kind in kinds]
     ranks = []  # `1-3` for the first three of a tie
     for position in positions:
         first, tied = positions.index(position) + 1, positions.count(position)
         ranks.append(f"{first}-{first + tied - 1}" if tied > 1 else str(first))
     cuts = _cut_cells([prediction.plan for prediction in shown])
-    unit = size(result.memory_usable).rpartition(" ")[2]
-    of_run = value_cells(result.objective, [kind.value for kind in result.kinds if kind.value is not None])
+    unit = size(result.memory.usable).rpartition(" ")[2]
+    of_run = value_cells(result.objective, [kind.value for kind in kinds if kind.value is not None])
     rows, knobs = [], []
     for index, (rank, prediction) in enumerate(zip(ranks, shown, strict=True)):
         knobs.append(plan_cells(prediction.plan) | {header: cells[index] for header, cells in cuts.items()})
@@ -177,8 +183,8 @@ def baselines_table(result: SearchResult) -> Table:
     """Return the table of the baselines, including slower and non-fitting ones."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [baseline.prediction[0] for baseline in result.baselines if baseline.prediction]
-    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
-    unit = size(result.memory_usable).rpartition(" ")[2]
+    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory.usable)
+    unit = size(result.memory.usable).rpartition(" ")[2]
     results = ("step time", "vs 1", "MFU", unit, PROBABILITY)
     rows = []
     for baseline in result.baselines:
@@ -211,7 +217,7 @@ def other_lines(result: SearchResult) -> list[str]:
     unusual = [f"{'-'.join(order)} of {', '.join(names)}" for order, names in orders.items() if order != DEFAULT_ORDER]
     others = [f"{'-'.join(DEFAULT_ORDER)} of the others"] if DEFAULT_ORDER in orders else []
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
-    for number, kind in enumerate(result.kinds, 1):
+    for number, kind in enumerate(result.ranking.kinds, 1):
         cells = _alike_cells(kind.prediction.plan)
         differing: dict[str, list[str]] = {}  # knob -> values of nearly equal plans that the printed plan does not have
         for plan in kind.alike:
@@ -240,28 +246,28 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 
 def ties_line(result: SearchResult) -> str:
     """Return the explanation of ties, or why the first plan is not the fastest."""
-    if (expectation := result.expectation) is not None:
+    if (expectation := result.ranking.expectation) is not None:
         is_unknown = result.plans[0].plan.framework.name == GENERIC
         known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
         return (
             f"plan 1 has the least expected time over {known}, {format_step(expectation.best)}; for the plan with the least predicted "
             f"time it is {format_step(expectation.first)}, because it needs what some of them lack"
         )
-    tied = sum(rank == 1 for rank in result.places)
-    if tied < 2 or not result.ties:
+    tied = sum(rank == 1 for rank in result.ranking.places)
+    if tied < 2 or not result.ranking.ties:
         return ""
     by_memory = str(result.objective) == "memory"
     first = "has" if by_memory else "most likely fits, then has"
     least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.least_time)})"
     return (
-        f"plans within {percent(result.ties)} tie (--ties): plan 1 {first} the fewest "
+        f"plans within {percent(result.ranking.ties)} tie (--ties): plan 1 {first} the fewest "
         f"forms of parallelism, then the least {'time' if by_memory else 'memory'}{least}"
     )
 
 
 def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
     """Return the best plans by number, then the baselines by name."""
-    best = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
+    best = [(str(number), kind.prediction) for number, kind in enumerate(result.ranking.kinds, 1)]
     return best + [(baseline.name, baseline.prediction[0]) for baseline in result.baselines if baseline.prediction]
 
 
@@ -338,12 +344,13 @@ def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
     remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
     if given and not remedies:
         remedy += ", or free some of the knobs that were given"
-    free = f" {headroom_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
-    ranks = "a larger --risk" if result.risk else "--memory-headroom 0"
+    memory = result.memory
+    free = f" {headroom_words(memory.headroom, memory.risk)}" if memory.headroom or memory.risk else ""
+    ranks = "a larger --risk" if memory.risk else "--memory-headroom 0"
     tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
     return (
         f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
-        f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
+        f"{format_bytes(memory.usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
     )
 
 

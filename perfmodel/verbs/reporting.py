@@ -20,7 +20,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Expectation, MemoryBudget, Objective, PlanRanking, SearchResult
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block
@@ -127,11 +127,15 @@ def read_search(path: str | Path) -> SearchResult:
     converted: dict[str, Any] = {
         "objective": objective,
         "plans": tuple(by_plan.values()),
-        "places": places,
+        "ranking": PlanRanking(
+            places=places,
+            ties=data["ties"],
+            kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
+            expectation=Expectation(**data["expectation"]) if data["expectation"] else None,
+        ),
+        "memory": MemoryBudget(risk=data["risk"], **{name: data[f"memory_{name}"] for name in ("capacity", "usable", "headroom")}),
         "least_time": data["least_time"] or math.inf,
-        "kinds": tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
         **{name: predicted(name) for name in ("pareto", "least_memory", "any_framework")},
         **dict.fromkeys(("baselines", "certainty", "remedies"), ()),
-        "expectation": Expectation(**data["expectation"]) if data["expectation"] else None,
     }
     return SearchResult(**{field.name: data[field.name] for field in fields(SearchResult) if field.name in data} | converted)

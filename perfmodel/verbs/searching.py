@@ -100,7 +100,7 @@ def search_in(
     if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):
         least = result.least_time
         if result.objective is Objective.MEMORY:  # a lower bound of the memory of every plan that fits [byte]
-            least = result.plans[0].memory["total"] / (1.0 + result.ties) if result.plans else math.inf
+            least = result.plans[0].memory["total"] / (1.0 + result.ranking.ties) if result.plans else math.inf
         beyond = beyond_framework(
             setting.estimator,
             space,
@@ -121,10 +121,11 @@ def search_in(
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
         return tuple(annotated(prediction, setting) for prediction in predictions)
 
+    kinds = tuple(replace(kind, prediction=named((kind.prediction,))[0]) for kind in result.ranking.kinds)
     result = replace(
         result,
         plans=named(result.plans),
-        kinds=tuple(replace(kind, prediction=named((kind.prediction,))[0]) for kind in result.kinds),
+        ranking=replace(result.ranking, kinds=kinds),
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
         baselines=tuple(replace(baseline, prediction=named(baseline.prediction)) for baseline in result.baselines),

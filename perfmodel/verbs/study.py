@@ -151,8 +151,8 @@ def _search(
 def _search_rows(search: SearchResult, tokens: float) -> Rows:
     """Return rows of the best plans; if none fits, of the plan with the least memory, with the reason."""
     counts = {"num_evaluated": search.num_evaluated, "num_feasible": search.num_feasible}
-    values = [{"objective_value": objective_value} for objective_value in search.values] or [{}] * len(search.plans)
-    ranked = zip(search.places, search.plans, values, strict=True)
+    values = [{"objective_value": objective_value} for objective_value in search.ranking.values] or [{}] * len(search.plans)
+    ranked = zip(search.ranking.places, search.plans, values, strict=True)
     rows = [{"place": rank, **counts, **value, **prediction_row(plan, tokens=tokens)} for rank, plan, value in ranked]
     reason = {} if rows else {"reason": nothing_fits_line(search, given=False)}
     return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in search.least_memory[:1]]

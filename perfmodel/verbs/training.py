@@ -102,10 +102,10 @@ def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | No
         return result
     values, of_kinds = (
         objective_values(result.objective, setting, predictions, asked)
-        for predictions in (result.plans, [kind.prediction for kind in result.kinds])
+        for predictions in (result.plans, [kind.prediction for kind in result.ranking.kinds])
     )
-    kinds = tuple(replace(kind, value=value) for kind, value in zip(result.kinds, of_kinds, strict=True))
-    return replace(result, values=values, kinds=kinds)
+    kinds = tuple(replace(kind, value=value) for kind, value in zip(result.ranking.kinds, of_kinds, strict=True))
+    return replace(result, ranking=replace(result.ranking, values=values, kinds=kinds))
 
 
 def list_assumptions() -> tuple[Assumption, ...]:

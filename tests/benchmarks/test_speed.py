@@ -50,9 +50,9 @@ def test_search(benchmark):
     """The whole written space of GPT-3 175B, global batch 1536, on 4096 H100."""
     estimator = gpt3_estimator()
     state = benchmark.pedantic(lambda: sweep(estimator, Space(), top=10), rounds=5, iterations=1)
-    benchmark.extra_info["plans"] = state.num_evaluated
-    benchmark.extra_info["plans_per_second"] = state.num_evaluated / benchmark.stats.stats.median
-    assert state.num_evaluated > 1_000_000
+    benchmark.extra_info["plans"] = state.counts.num_evaluated
+    benchmark.extra_info["plans_per_second"] = state.counts.num_evaluated / benchmark.stats.stats.median
+    assert state.counts.num_evaluated > 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -206,14 +206,14 @@ def test_each_plan_is_under_one_rule_set(chips, batch, seq_len):
     alone = {}
     for rules in sets:
         state = sweep_all(estimator, Space(rules=(rules,)))
-        for i in state.best_time.ids:
+        for i in state.best.time.ids:
             plan = state.plan(int(i))
             axes = {"cp"} if plan.layout.cp > 1 else set()
             axes |= {"tp_kv", "tp_q"} if plan.layout.tp > 1 else set()
             alone.setdefault((*_knobs(plan), frozenset(rules.among(frozenset(axes)).items())), rules.name)
     together = sweep_all(estimator, Space(rules=sets))
-    plans = [together.plan(int(i)) for i in together.best_time.ids]
-    assert together.num_evaluated == len(plans) == len(alone)
+    plans = [together.plan(int(i)) for i in together.best.time.ids]
+    assert together.counts.num_evaluated == len(plans) == len(alone)
     assert sorted(plan.rule_set for plan in plans) == sorted(alone.values())
     assert len({plan.rule_set for plan in plans}) == len(SETS)
 
@@ -222,7 +222,7 @@ def test_a_row_under_any_rules_is_the_single_prediction():
     model = make_model(**LLAMA_LIKE | {"num_hidden_layers": 2, "num_key_value_heads": 4})
     estimator = estimator_of(make_job(model, batch=4, seq_len=96), chips=8, node=4)
     state = sweep_all(estimator, Space(rules=tuple(load_rule_set(name) for name in ("ulysses", "megatron-sp"))))
-    for i, time, memory in list(zip(state.best_time.ids, state.best_time.values, state.best_time.companions, strict=True))[::7]:
+    for i, time, memory in list(zip(state.best.time.ids, state.best.time.values, state.best.time.companions, strict=True))[::7]:
         single = estimator.predict(state.plan(int(i)))
         assert (single.step_time, single.memory["total"]) == (time, memory)
 

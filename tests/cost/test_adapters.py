@@ -93,8 +93,8 @@ def test_every_cell_of_a_search_is_its_prediction(profile, train):
     model = make_model(**(LLAMA_LIKE if train == "lora:4" else {}), num_hidden_layers=5)
     estimator = estimator_of(job_of(train, model, batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(fixed={"micro_batch": 1}), attention=AttentionKernel.FLASH)
-    assert state.num_evaluated == len(state.best_time.ids) > 50
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+    assert state.counts.num_evaluated == len(state.best.time.ids) > 50
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist())
 
 
 @pytest.mark.parametrize("recompute", Recompute)

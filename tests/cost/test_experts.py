@@ -282,9 +282,9 @@ def test_weight_gradients_wait_for_nothing_without_another_microbatch():
         load_profile("megatron").having(delays_weight_gradients=True)
     flags = ["overlap-moe-expert-parallel-comm=True", "delay-wgrad-compute=True"]
     read = with_settings(load_profile("megatron"), {"megatron_args": flags})
-    assert (read.communication.hides_exchanges, read.communication.delays_weight_gradients) == (True, True)
-    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[:1]}).communication.delays_weight_gradients
-    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[1:]}).communication.delays_weight_gradients
+    assert (read.exchanges.hides_exchanges, read.exchanges.delays_weight_gradients) == (True, True)
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[:1]}).exchanges.delays_weight_gradients
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[1:]}).exchanges.delays_weight_gradients
 
 
 def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():

@@ -68,7 +68,7 @@ def test_a_host_that_takes_no_time_says_nothing_of_others():
 
 def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
     """The mean is over the ZeRO stages that a framework runs."""
-    waits = SLOW.having(overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
+    waits = SLOW.having(overlaps_gradients=(0, 3), runs=SLOW.runs.having(zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
     never = FAST.having(overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
     assert generic_profile({"b": [waits]}).timing.exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)
     profile = generic_profile({"a": [never], "b": [waits]})
@@ -77,11 +77,11 @@ def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
 
 def test_frameworks_without_a_form_of_parallelism_do_not_count_for_its_defaults():
     """Two that know ZeRO 1 alone say nothing of when gradients of ZeRO 2 and 3 leave."""
-    sharded = SLOW.having(reduces_each_microbatch=True, runs=replace(SLOW.runs, zero=(0, 2, 3)))
-    unsharded = [FAST.having(family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
+    sharded = SLOW.having(reduces_each_microbatch=True, runs=SLOW.runs.having(zero=(0, 2, 3)))
+    unsharded = [FAST.having(family=name, reduces_each_microbatch=False, runs=FAST.runs.having(zero=(0, 1))) for name in "ab"]
     known = {profile.family: [profile] for profile in (*unsharded, sharded)}
     assert generic_profile(known).communication.reduces_each_microbatch
-    known["slow"] = [replace(sharded, runs=replace(SLOW.runs, zero=(0, 1)))]
+    known["slow"] = [replace(sharded, runs=SLOW.runs.having(zero=(0, 1)))]
     assert not generic_profile(known).communication.reduces_each_microbatch
     assert load_profile(GENERIC).communication.reduces_each_microbatch
 

@@ -31,8 +31,8 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
     runs = load_profile(name).runs
     assert runs != ANYTHING
     assert len(runs.source) > 30
-    assert 0 in runs.zero
-    assert set(runs.zero_in_pipeline) <= set(runs.zero)
+    assert 0 in runs.sharding.zero
+    assert set(runs.sharding.zero_in_pipeline) <= set(runs.sharding.zero)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
         sweep_all(estimator, searched, attention=AttentionKernel.UNFUSED)
         for searched in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
     )
-    expected = {plan for plan in map(all_plans.plan, all_plans.best_time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
-    plans = [some.plan(i) for i in some.best_time.ids.tolist()]
-    assert len(plans) == some.num_evaluated == len(expected)
+    expected = {plan for plan in map(all_plans.plan, all_plans.best.time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
+    plans = [some.plan(i) for i in some.best.time.ids.tolist()]
+    assert len(plans) == some.counts.num_evaluated == len(expected)
     assert set(plans) == expected
 
 
@@ -129,12 +129,12 @@ def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
     }
     written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=operators)
     space = Space(orders=Space().orders[:1], runs=estimator.profile.runs, rules=(rules,))
-    expected = sweep_all(estimator, space, attention=attention).num_evaluated
+    expected = sweep_all(estimator, space, attention=attention).counts.num_evaluated
     assert expected > 0
     for sets in ((written,), (rules, written)):
-        assert sweep_all(estimator, replace(space, rules=sets), attention=attention).num_evaluated == expected
+        assert sweep_all(estimator, replace(space, rules=sets), attention=attention).counts.num_evaluated == expected
     whole_ffn = replace(rules, name="whole-ffn", operators={"down_proj": {"ffn": ()}, "activation": {"ffn": ()}, "up_proj": {"ffn": ()}})
-    assert sweep_all(estimator, replace(space, rules=(whole_ffn,)), attention=attention).num_evaluated < expected
+    assert sweep_all(estimator, replace(space, rules=(whole_ffn,)), attention=attention).counts.num_evaluated < expected
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_wrong_field_is_named(change, message):
 
 def test_stages_that_must_be_even():
     plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
-    runs = replace(ANYTHING, uneven_stages=False)
+    runs = ANYTHING.having(uneven_stages=False)
     assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs the same number of layers in every stage"
 
 
@@ -177,7 +177,7 @@ def test_which_quantised_bases_can_be_sharded_is_the_frameworks(profile, train, 
     job = replace(make_job(make_model(**LLAMA_LIKE)), train=training_of(train))
     refusal = predict(estimator_of(job, profile=profile), dp_shard=16, zero=zero).not_runnable
     assert refusal.endswith(reason) if reason else refusal == ""
-    stages = runnable_space(Space(), load_profile(profile), job).runs.zero
+    stages = runnable_space(Space(), load_profile(profile), job).runs.sharding.zero
     assert (zero in stages) is (reason == "")
 
 

@@ -23,8 +23,8 @@ from tests.marks import mostly_slow
 
 def assert_cells_equal_single_plans(estimator, state, ids):
     """Step time and memory of these ids, as the sweep has them and as a single prediction has them, whose verdicts a few plans show."""
-    times = dict(zip(state.best_time.ids.tolist(), state.best_time.values.tolist(), strict=True))
-    memory = dict(zip(state.best_memory.ids.tolist(), state.best_memory.values.tolist(), strict=True))
+    times = dict(zip(state.best.time.ids.tolist(), state.best.time.values.tolist(), strict=True))
+    memory = dict(zip(state.best.memory.ids.tolist(), state.best.memory.values.tolist(), strict=True))
     for number, plan_id in enumerate(ids):
         plan = state.plan(plan_id)
         row = evaluate_plan(estimator, plan)
@@ -95,8 +95,8 @@ def check_random_cells(job, profile, attention, shape):
     topology = shape.draw(st.sampled_from([Topology.SWITCH, Topology.FULL_MESH, Topology.PCIE_TREE]))
     estimator = estimator_of(job, chips=chips, profile=profile, tiers=_tiers(topology, node))
     state = sweep_all(estimator, attention=attention)
-    if len(state.best_time.ids):
-        ids = shape.draw(st.lists(st.sampled_from(state.best_time.ids.tolist()), min_size=15, max_size=15), label="ids")
+    if len(state.best.time.ids):
+        ids = shape.draw(st.lists(st.sampled_from(state.best.time.ids.tolist()), min_size=15, max_size=15), label="ids")
         assert_cells_equal_single_plans(estimator, state, ids)
 
 
@@ -115,8 +115,8 @@ def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
     job = make_job(make_model(**LLAMA_LIKE, num_hidden_layers=4), batch=8, precision=Precision.FP8_CURRENT)
     estimator = estimator_of(job, chips=4, node=2, profile=profile)
     state = sweep_all(estimator)
-    assert {state.plan(i).zero for i in state.best_time.ids.tolist()} >= {0, 1, 3} - ({3} if name == "megatron" else {1})
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::5])
+    assert {state.plan(i).zero for i in state.best.time.ids.tolist()} >= {0, 1, 3} - ({3} if name == "megatron" else {1})
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist()[::5])
 
 
 @pytest.mark.parametrize("delays", [False, True])
@@ -128,7 +128,7 @@ def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
     profile = profile_of("megatron").having(hides_exchanges=True, delays_weight_gradients=delays)
     estimator = estimator_of(make_job(model, batch=8), chips=8, node=4, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,)))
-    ids = state.best_time.ids.tolist()[::29]
+    ids = state.best.time.ids.tolist()[::29]
     assert {(plan.layout.pp > 1, plan.ep > 1) for plan in map(state.plan, ids)} == {(a, b) for a in (True, False) for b in (True, False)}
     assert_cells_equal_single_plans(estimator, state, ids)
 
@@ -137,10 +137,10 @@ def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
 def test_every_cell_of_a_small_sweep_that_postpones_gradients_of_weights(profile):
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=16), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,), fixed={"schedule": "zero-bubble"}))
-    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
+    plans = [state.plan(i) for i in state.best.time.ids.tolist()]
     assert {(plan.layout.pp, plan.virtual_stages) for plan in plans} == {(2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2)}
     assert {str(plan.recompute) for plan in plans} == {"none"}
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist())
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_every_cell_of_a_small_sweep_of_experts():
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=experts)
     space = Space(orders=(DEFAULT_ORDER,), dispatchers=tuple(Dispatcher))
     state = sweep_all(estimator := estimator_of(make_job(model, batch=8), chips=8, node=4), space)
-    ids = state.best_time.ids.tolist()[::29]
+    ids = state.best.time.ids.tolist()[::29]
     plans = [state.plan(i) for i in ids]
     assert {plan.ep for plan in plans} == {1, 2, 4, 8}
     assert {plan.etp for plan in plans} == {1, 2, 4, 8}
@@ -162,8 +162,8 @@ def test_every_cell_of_a_small_sweep_of_experts():
 def test_every_cell_of_a_small_sweep(profile):
     estimator = estimator_of(make_job(make_model(num_hidden_layers=9), batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))
-    assert state.num_evaluated == len(state.best_time.ids) > 500
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[:: 1 if profile == PROFILES[0] else 7])
+    assert state.counts.num_evaluated == len(state.best.time.ids) > 500
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist()[:: 1 if profile == PROFILES[0] else 7])
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_cells_on_shipped_clusters(cluster, calibration):
     overlay = load_calibration(calibration) if calibration else SPEC_SHEET
     estimator = resolve_estimator(job, where, calibration=overlay, profile=load_profile("megatron"))
     state = sweep_all(estimator)
-    ids = np.random.default_rng(7).choice(state.best_time.ids, size=60, replace=False)
+    ids = np.random.default_rng(7).choice(state.best.time.ids, size=60, replace=False)
     assert_cells_equal_single_plans(estimator, state, ids.tolist())
 
 
@@ -195,9 +195,9 @@ def test_a_pipeline_that_does_not_divide_the_layers_is_found():
     )
     knobs = {"tp": 8, "pp": 16, "virtual_stages": 7, "zero": 1, "recompute": "full", "dp_shard": 8, "micro_batch": 1}
     state = sweep_all(estimator, Space(fixed=knobs))
-    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
+    plans = [state.plan(i) for i in state.best.time.ids.tolist()]
     named = {"cluster": "dgx-h100", "num_chips": 1024, "calibration": estimator.machine.basis.calibration}
     single = make_plan(job, profile="megatron", **named, **knobs)
     assert single in plans
     assert sum(single.stage_layers[::16]) == sum(single.stage_layers[15::16]) == 7
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist())

@@ -55,7 +55,7 @@ def step_times(job, profile, space=None, *, chips=8, **machine):
     """Return the step time of every plan of a space, in the order of its ids."""
     estimator, twin = estimator_of(job, chips=chips, profile=profile, **machine_of(**machine)), compiled(job, profile)
     estimator.programs = twin.programs
-    best = sweep_all(estimator, space).best_time
+    best = sweep_all(estimator, space).best.time
     return best.values[np.argsort(best.ids)]
 
 

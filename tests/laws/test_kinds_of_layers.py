@@ -67,8 +67,8 @@ def test_parameters_are_counted_kind_by_kind():
 @pytest.mark.parametrize("profile", ["megatron", pytest.param("torch-fsdp2", marks=pytest.mark.slow)])
 def test_cells_of_a_search_over_several_kinds(profile):
     state = sweep_all(estimator(MIXED, profile))
-    assert len(state.best_time.ids) > 1000
-    assert_cells_equal_single_plans(state.estimator, state, state.best_time.ids.tolist()[::211])
+    assert len(state.best.time.ids) > 1000
+    assert_cells_equal_single_plans(state.estimator, state, state.best.time.ids.tolist()[::211])
 
 
 def test_adapters_stand_next_to_layers_of_every_kind():

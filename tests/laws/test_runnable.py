@@ -48,7 +48,7 @@ def recommended(job: dict[str, Any], random: random.Random) -> Iterator[tuple[st
         search = perfmodel.find_plans(**job, top=5)
     except InputError:  # no such plan
         return
-    for prediction in (*search.plans, *search.pareto, *(kind.prediction for kind in search.kinds), *search.least_memory):
+    for prediction in (*search.plans, *search.pareto, *(kind.prediction for kind in search.ranking.kinds), *search.least_memory):
         yield "search", prediction
     yield from (("remedy of search", remedy.prediction) for remedy in search.remedies)
     for baseline in search.baselines:

@@ -23,7 +23,7 @@ def with_capacity(capacity):
 def all_predictions(estimator, space=None):
     """Every plan of the space by itself, in the order of enumeration; what the space contains is settled by tests/oracles."""
     state = sweep_all(estimator, space)
-    return [estimator.predict(state.plan(i)) for i in sorted(state.best_time.ids.tolist())]
+    return [estimator.predict(state.plan(i)) for i in sorted(state.best.time.ids.tolist())]
 
 
 def front(predictions):
@@ -37,7 +37,7 @@ def front(predictions):
 @pytest.fixture(scope="module", params=mostly_nightly(["megatron", "torch-fsdp2", "nanotron", ACCUMULATING], ["torch-fsdp2", ACCUMULATING]))
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
-    needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values
+    needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best.memory.values
     capacity = float(needed[len(needed) // 2]) / (1 - DEFAULT_HEADROOM)
     estimator = estimator_of(JOB, chips=4, node=2, profile=request.param, chip=with_capacity(capacity * (1 + 1e-9)))
     return estimator, all_predictions(estimator)

@@ -232,8 +232,8 @@ def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
     )  # fmt: skip
     job = make_job(model, batch=batch, seq_len=seq_len)
     state = sweep_all(estimator_of(job, chips=chips, node=2), Space(orders=orders))
-    rows = [canonical(state.plan(int(i))) for i in state.best_time.ids]
-    assert len(rows) == len(set(rows)) == state.num_evaluated
+    rows = [canonical(state.plan(int(i))) for i in state.best.time.ids]
+    assert len(rows) == len(set(rows)) == state.counts.num_evaluated
     assert set(rows) == every_valid_plan(job, chips, orders)
 
 
@@ -246,8 +246,8 @@ def test_the_space_of_experts_is_exactly_the_valid_plans(chips, library):
     fixed = {"micro_batch": 1, "recompute": "none", "pp": 1, "sequence_parallel": False}
     tried = tuple(Dispatcher) if library else USUAL_DISPATCHERS
     state = sweep_all(estimator_of(job, chips=chips, node=4), Space(orders=(DEFAULT_ORDER,), fixed=fixed, dispatchers=tried))
-    rows = [state.plan(int(i)) for i in state.best_time.ids]
-    assert len(rows) == len(set(rows)) == state.num_evaluated
+    rows = [state.plan(int(i)) for i in state.best.time.ids]
+    assert len(rows) == len(set(rows)) == state.counts.num_evaluated
     valid = set()
     numbers = [n for n in range(1, chips + 1) if divides(n, chips)]
     for (pp, replicate, shard, cp, tp), zero, ep in itertools.product(layouts(chips), range(4), numbers):
@@ -303,9 +303,9 @@ def test_a_narrower_space_is_the_part_of_the_whole_one(space):
         fixed = all(knobs[knob] == value for knob, value in space.fixed.items())
         return fixed and all(knobs[knob] <= value for knob, value in space.maximum.items())
 
-    expected = {plan for plan in map(full.plan, full.best_time.ids.tolist()) if admitted(plan)}
-    plans = [part.plan(i) for i in part.best_time.ids.tolist()]
-    assert len(plans) == part.num_evaluated == len(expected)
+    expected = {plan for plan in map(full.plan, full.best.time.ids.tolist()) if admitted(plan)}
+    plans = [part.plan(i) for i in part.best.time.ids.tolist()]
+    assert len(plans) == part.counts.num_evaluated == len(expected)
     assert set(plans) == expected
 
 

@@ -29,17 +29,17 @@ def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     result = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), ensemble=[SLOW])
     assert plain.plans[0].plan.zero >= 2, "or there are no gathers that may show"
     assert result.plans[0].plan.zero < 2
-    assert plain.expectation is None
-    assert result.expectation is not None
+    assert plain.ranking.expectation is None
+    assert result.ranking.expectation is not None
     times = expected_times(estimator, plans(plain)[:EXPECTED], [SLOW])
-    assert result.expectation.best == pytest.approx(times.min())
-    assert result.expectation.first == pytest.approx(times[0])
+    assert result.ranking.expectation.best == pytest.approx(times.min())
+    assert result.ranking.expectation.first == pytest.approx(times[0])
     others = [plan for plan in plans(plain) if plan != plans(result)[0]]
     assert plans(result)[1:] == others, "the others stay in their order"
-    assert result.places[0] == 1
+    assert result.ranking.places[0] == 1
     assert "plan 1 has the least expected time over the known frameworks" in ties_line(result)
     shown = search_object(result)["expectation"]
-    assert shown == {"best": result.expectation.best, "first": result.expectation.first}
+    assert shown == {"best": result.ranking.expectation.best, "first": result.ranking.expectation.first}
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
     same = WeightedProfile(weight=1.0, profile=load_profile("generic"))
     plain = search_plans(estimator, SPACE, ties=0.01, also=("front",))
     result = search_plans(estimator, SPACE, ties=0.01, also=("front",), ensemble=[same])
-    assert result.expectation is None
+    assert result.ranking.expectation is None
     assert plans(result) == plans(plain)
     assert search_object(result)["expectation"] is None
 

@@ -14,6 +14,6 @@ def test_the_frame_is_the_table_of_the_command_line(tmp_path):
     assert run(["search", *FLAGS.split(), "--chips", "8", "--top", "3", "--csv", str(tmp_path / "table.csv")]) == 0
     assert_agrees(frame, tmp_path / "table.csv")
     baselines = [baseline.name for baseline in result.baselines if baseline.prediction]
-    assert list(frame["place"]) == [*map(str, result.places), *baselines]
+    assert list(frame["place"]) == [*map(str, result.ranking.places), *baselines]
     assert list(frame["step_time"][:3]) == [plan.step_time for plan in result.plans]
     assert frame["fits"].dtype == "bool"

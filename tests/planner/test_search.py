@@ -184,7 +184,7 @@ def test_left_out_and_searched_layouts_are_all_layouts():
 
 def _plans(estimator):
     state = sweep_all(estimator)
-    return [state.plan(i) for i in state.best_time.ids.tolist()]
+    return [state.plan(i) for i in state.best.time.ids.tolist()]
 
 
 def test_a_plan_whose_rows_travel_once_to_each_place_is_among_those_that_explain_compares_it_with():

@@ -55,11 +55,11 @@ def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
 
 def test_what_is_nearly_the_same_has_one_row():
     result = search_plans(estimator_of(), ties=0.01)
-    rows = [(kind_of(row.prediction.plan), row.position) for row in result.kinds]
+    rows = [(kind_of(row.prediction.plan), row.position) for row in result.ranking.kinds]
     assert len(set(rows)) == len(rows) == 10
-    assert any(row.alike for row in result.kinds)
-    assert all(kind_of(plan) == kind_of(row.prediction.plan) for row in result.kinds for plan in row.alike)
-    assert result.kinds[0].prediction == result.plans[0]
+    assert any(row.alike for row in result.ranking.kinds)
+    assert all(kind_of(plan) == kind_of(row.prediction.plan) for row in result.ranking.kinds for plan in row.alike)
+    assert result.ranking.kinds[0].prediction == result.plans[0]
 
 
 def test_a_tolerance_beyond_the_whole_is_refused():
@@ -116,7 +116,7 @@ def test_of_the_ties_the_likeliest_to_fit_comes_first():
     job = {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 64, "global_batch": 512, "seq_len": 8192, "profile": "megatron"}
     for given in ({}, {"risk": 0.3}):
         result = perfmodel.find_plans(**job, top=20, tp=4, cp=2, **given)
-        tied = [plan for plan, rank in zip(result.plans, result.places, strict=True) if rank == 1]
+        tied = [plan for plan, rank in zip(result.plans, result.ranking.places, strict=True) if rank == 1]
         assert result.plans[0].fits_probability >= max(plan.fits_probability for plan in tied) - 0.011
         assert all(plan.fits_probability >= 1.0 - given.get("risk", 0.05) for plan in result.plans)
 
@@ -124,5 +124,5 @@ def test_of_the_ties_the_likeliest_to_fit_comes_first():
 def test_a_plan_in_a_slower_order_of_its_axes_has_no_row():
     # Of 64 chips with ZeRO 1, tp 2 and dp 8x4 are 2 % slower where the replicas lie within the node; no column shows that.
     result = perfmodel.find_plans(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, profile="megatron")
-    rows = [replace(row.prediction.plan, order=DEFAULT_ORDER) for row in result.kinds]
+    rows = [replace(row.prediction.plan, order=DEFAULT_ORDER) for row in result.ranking.kinds]
     assert len(set(rows)) == len(rows)

@@ -70,16 +70,18 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     print_blocks([plans_table(result), baselines_table(result)], Output())
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     lines = other_lines(result)
-    orders = {"-".join(kind.prediction.plan.order) for kind in result.kinds}
+    orders = {"-".join(kind.prediction.plan.order) for kind in result.ranking.kinds}
     assert orders == {"-".join(DEFAULT_ORDER)} or all(order in lines[0] for order in orders)
-    assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.kinds) > 0
+    assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.ranking.kinds) > 0
 
 
 @pytest.mark.slow
 def test_the_form_of_context_parallelism_has_a_column_where_it_differs(capsys):
     result = perfmodel.find_plans(model="llama-2-7b", cluster="dgx-h100", chips=16, global_batch=16, seq_len=131072, profile="megatron")
     table = plans_table(result)
-    assert [row[-4] for row in table.rows] == ["ulysses" if "ulysses" in kind.prediction.plan.rule_set else "-" for kind in result.kinds]
+    assert [row[-4] for row in table.rows] == [
+        "ulysses" if "ulysses" in kind.prediction.plan.rule_set else "-" for kind in result.ranking.kinds
+    ]
     print_blocks([table], Output())
     printed = capsys.readouterr().out
     assert "cp form" in printed

@@ -163,11 +163,11 @@ def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     assert (
         nvl72.profile.timing.host_launch_time < hopper.profile.timing.host_launch_time == load_profile("megatron").timing.host_launch_time
     )
-    assert (nvl72.profile.communication.hides_exchanges, hopper.profile.communication.hides_exchanges) == (
+    assert (nvl72.profile.exchanges.hides_exchanges, hopper.profile.exchanges.hides_exchanges) == (
         False,
         False,
     )  # a pipeline without interleaving
-    assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.communication.hides_exchanges
+    assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.exchanges.hides_exchanges
 
 
 def test_chips_that_experts_cannot_be_sharded_over_are_reported():
@@ -577,7 +577,7 @@ def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
     }  # fmt: skip
     run = changed(model=qwen, chip="h100-sxm-80gb", precision="fp8", tp=2, pp=8, dp=16, ep=32, virtual_stages=4, num_chips=256)
     planned = {release: plan_of_case(inputs_of({**run, "framework": f"Megatron-Bridge / {release}"})) for release in ("25.09", "25.11")}
-    assert {release: run_plan.profile.communication.hides_exchanges for release, run_plan in planned.items()} == {
+    assert {release: run_plan.profile.exchanges.hides_exchanges for release, run_plan in planned.items()} == {
         "25.09": False,
         "25.11": True,
     }

@@ -34,7 +34,7 @@ def fits(cluster, *, chips=4, global_batch, seq_len=1024, **knobs):
     job = make_job(MODEL, global_batch=global_batch, seq_len=seq_len)
     setting = make_setting(job, cluster, chips=chips, calibration="spec-sheet", profile="megatron")
     space, attention = space_in(setting, Knobs(**knobs), {})
-    return sweep(setting.estimator, replace(space, orders=space.orders[:1]), top=1, attention=attention).num_feasible > 0
+    return sweep(setting.estimator, replace(space, orders=space.orders[:1]), top=1, attention=attention).counts.num_feasible > 0
 
 
 #: Without the gigabytes that frameworks hold in addition to tensors: the chips are small.
@@ -120,15 +120,15 @@ def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, 
     setting = make_setting(make_job(MODEL, global_batch=4 * micro_batch, seq_len=1024), cluster, chips=4, calibration="spec-sheet")
     space = replace(space_in(setting, Knobs(micro_batch=micro_batch), {})[0], orders=(DEFAULT_ORDER,))
     complete = sweep(setting.estimator, space, top=1)
-    for needless in (float("inf"), float(complete.least.values[0])):
+    for needless in (float("inf"), float(complete.best.least.values[0])):
         part = sweep(setting.estimator, space, top=1, needless=needless)
-        assert part.num_feasible == complete.num_feasible
-        assert part.num_evaluated <= complete.num_evaluated
-        assert part.least.values.tolist() == complete.least.values.tolist()
-        assert part.plan(int(part.least.ids[0])) == complete.plan(int(complete.least.ids[0]))
-        assert part.best_time.values.tolist() == complete.best_time.values.tolist()
-        assert [part.plan(int(i)) for i in part.best_time.ids] == [complete.plan(int(i)) for i in complete.best_time.ids]
-    assert part.num_evaluated < complete.num_evaluated or complete.num_feasible
+        assert part.counts.num_feasible == complete.counts.num_feasible
+        assert part.counts.num_evaluated <= complete.counts.num_evaluated
+        assert part.best.least.values.tolist() == complete.best.least.values.tolist()
+        assert part.plan(int(part.best.least.ids[0])) == complete.plan(int(complete.best.least.ids[0]))
+        assert part.best.time.values.tolist() == complete.best.time.values.tolist()
+        assert [part.plan(int(i)) for i in part.best.time.ids] == [complete.plan(int(i)) for i in complete.best.time.ids]
+    assert part.counts.num_evaluated < complete.counts.num_evaluated or complete.counts.num_feasible
 
 
 def test_few_single_plans_are_tried(monkeypatch):

@@ -16,7 +16,7 @@ def test_a_search_is_a_page_of_its_best_plan_and_the_others(search, tmp_path):
     page = perfmodel.write_report(search, out=tmp_path / "page.html")
     assert (page.kind, (tmp_path / "page.html").read_text(encoding="utf-8")) == ("search", page.html)
     assert "Best plans" in page.sections
-    for number, kind in enumerate(search.kinds, 1):
+    for number, kind in enumerate(search.ranking.kinds, 1):
         assert f"plan {number}: " in page.html
         assert format_step(kind.prediction.step_time) in page.html
     assert page.html.count("<circle") >= len(search.pareto)

@@ -40,7 +40,7 @@ def test_each_run_has_the_best_plan_of_a_search_of_its_own(sized):
             **JOB, cluster=sized_run.cluster, chips=sized_run.num_chips, objective="cost", tokens="1T", ties=0, any_framework=False
         )
         assert sized_run.prediction.step_time == alone.plans[0].step_time
-        assert sized_run.run.cost == pytest.approx(alone.values[0])
+        assert sized_run.run.cost == pytest.approx(alone.ranking.values[0])
 
 
 def test_the_front_is_what_no_run_beats_by_brute_force(sized):

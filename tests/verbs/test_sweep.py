@@ -325,4 +325,4 @@ def test_an_objective_of_the_whole_run_takes_its_tokens():
     assert "give its tokens" in without["reason"]
     (row,) = perfmodel.run_sweep({"version": 1, "verb": "search", "fixed": fixed | {"tokens": "1B"}}, jobs=1).rows
     search = perfmodel.find_plans(**fixed, tokens="1B", top=1)
-    assert row["objective_value"] == pytest.approx(search.values[0])
+    assert row["objective_value"] == pytest.approx(search.ranking.values[0])

@@ -24,7 +24,7 @@ def predictions():
     space = Space(fixed={"cp": 1, "schedule": "1f1b", "virtual_stages": 1, "zero": 1})
     estimator = setting_of_request(make_requests(Request(**JOB))[0]).estimator
     state = sweep_all(estimator, space)
-    return [perfmodel.predict(state.plan(int(i))) for i in state.best_time.ids]
+    return [perfmodel.predict(state.plan(int(i))) for i in state.best.time.ids]
 
 
 @pytest.mark.parametrize("objective", VALUE)
@@ -39,10 +39,10 @@ def test_the_best_plan_by_an_objective_is_that_of_all_plans_predicted_one_by_one
         **JOB, cp=1, schedule="1f1b", virtual_stages=1, zero=1, objective=objective, tokens="1T", assume=ASSUME, ties=0, top=5
     )
     assert len(value) > 50
-    assert search.values[0] == pytest.approx(min(value.values()), rel=1e-9)
-    assert list(search.values) == sorted(search.values)
+    assert search.ranking.values[0] == pytest.approx(min(value.values()), rel=1e-9)
+    assert list(search.ranking.values) == sorted(search.ranking.values)
     assert [value[plan.plan] for plan in search.plans if plan.plan in value] == pytest.approx(
-        [v for plan, v in zip(search.plans, search.values, strict=True) if plan.plan in value], rel=1e-9
+        [v for plan, v in zip(search.plans, search.ranking.values, strict=True) if plan.plan in value], rel=1e-9
     )
 
 
@@ -57,7 +57,7 @@ def test_columns_are_the_totals_of_single_runs(objective, predictions):
 
 
 def test_a_search_by_time_has_no_values():
-    assert perfmodel.find_plans(**JOB, tp=1, pp=1, tokens="1T").values == ()
+    assert perfmodel.find_plans(**JOB, tp=1, pp=1, tokens="1T").ranking.values == ()
 
 
 def test_the_price_of_one_cluster_is_not_that_of_another():

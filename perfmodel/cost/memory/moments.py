@@ -67,7 +67,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             forward.append(micro.peaks[program.peaks.forward[region, again]])
         if it.is_block:
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
-            if profile.communication.hides_exchanges:
+            if profile.exchanges.hides_exchanges:
                 # another micro-batch's block runs forward concurrently, and is saved before this one is freed
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.planner.uniform.blocks import Columns, Flight, memory_lower_bound, plan_memory
-from perfmodel.planner.uniform.kept import LayoutChunk, PlanMemory, PlanRange
+from perfmodel.planner.uniform.kept import LayoutChunk, PlanCounts, PlanMemory, PlanRange
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, micro_batches
 from perfmodel.planner.uniform.state_memory import layouts_of, state_memory, zero_parts
@@ -50,14 +49,14 @@ def evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, la
     The memory of all of them is evaluated. Only plans that may be kept are timed: later by `time_pending` if the memory is kept.
     """
     of_block = {rule: of_rule[tables.rows[block]] for rule, of_rule in layouts.items()}
-    if state.slowest < inf:
+    if state.current.slowest < inf:
         for part in _memory_of_rows(state, tables, block, rows, of_block):
             _time_part(state, tables, part, _count_part(state, part))
         return
-    key = block, state.counts, *((rule, chosen.tobytes()) for rule, chosen in of_block.items())
-    if state.counts:
+    key = block, state.current.is_counted, *((rule, chosen.tobytes()) for rule, chosen in of_block.items())
+    if state.current.is_counted:
         too_large = state.kept.once(("too large", *key), lambda: _num_too_large(state, tables, rows, of_block))
-        state.num_evaluated, state.num_static = state.num_evaluated + too_large, state.num_static + too_large
+        state.counts += PlanCounts(num_evaluated=too_large, num_static=too_large)
     for part in state.kept.parts(key, lambda: _memory_of_rows(state, tables, block, rows, of_block)):
         first_id = _count_part(state, part)
         if key in state.kept.values:
@@ -71,13 +70,13 @@ def time_pending(state: Sweep, tables: Tables) -> None:
     bounds, of_chunk = [], dict[LayoutChunk, float]()
     for part, _ in state.pending:
         has_fitting = np.isfinite(part.memory).any(axis=-1)
-        bounds.append(float(_least_times_of(state, tables, part).min(where=has_fitting, initial=inf)) if part.num_feasible else inf)
+        bounds.append(float(_least_times_of(state, tables, part).min(where=has_fitting, initial=inf)) if part.counts.num_feasible else inf)
         of_chunk[part.plans.chunk] = min(bounds[-1], of_chunk.get(part.plans.chunk, inf))
     order = list(range(len(bounds)))
-    if not state.also:
+    if not state.best.also:
         order.sort(key=lambda number: of_chunk[state.pending[number][0].plans.chunk])
     for number in order:
-        if state.also or bounds[number] <= state.best_time.bound:
+        if state.best.also or bounds[number] <= state.best.time.bound:
             _time_part(state, tables, *state.pending[number])
     state.pending.clear()
 
@@ -95,24 +94,26 @@ def _num_too_large(state: Sweep, tables: Tables, rows: LayoutRows, layouts: Mapp
         for group in layouts_of(state.space, rows, rule):
             if not (others := group[~of_rule[group]]).size:
                 continue
-            num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows.select(others), rule))
+            num_layouts = sum(
+                part.stop - part.start for _, part in zero_parts(state.space.runs.sharding, tables, rows.select(others), rule)
+            )
             legal = sum(int(legal_choices(choices.choices, m, rows.pp, least_microbatches).sum()) for choices in rows.pipelines)
-            number += legal * len(state.recomputes) * num_layouts
+            number += legal * len(state.current.recomputes) * num_layouts
     return number
 
 
 def _memory_of_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, layouts: Mapping[int, Cells]) -> Iterator[PlanMemory]:
     """Yield the memory of the plans of these layouts of a block, in chunks that fit the caches."""
     micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
-    cells = len(micro) * len(state.recomputes) * max(len(group.choices) for group in rows.pipelines)
+    cells = len(micro) * len(state.current.recomputes) * max(len(group.choices) for group in rows.pipelines)
     step = max(1, BLOCK_CELLS // max(cells, 1))
     for rule, of_rule in layouts.items():
         for group in layouts_of(state.space, rows, rule):
             chosen = group[of_rule[group]]
             for begin in range(0, len(chosen), step):
                 chunk = chunk_of(state, tables, block, rows, chosen[begin : begin + step], rule, micro)
-                if state.slowest < inf:
-                    quick = np.flatnonzero((least_times(tables, chunk, mean_rounds(chunk)) <= state.slowest).any(axis=(1, 2)))
+                if state.current.slowest < inf:
+                    quick = np.flatnonzero((least_times(tables, chunk, mean_rounds(chunk)) <= state.current.slowest).any(axis=(1, 2)))
                     chunk = replace(chunk, rows=chunk.rows.select(quick), layouts=chunk.layouts[quick])
                 for pipelines in rows.pipelines if len(chunk.rows) else ():
                     yield from _memory_of_chunk(state, tables, chunk, pipelines)
@@ -128,8 +129,8 @@ def chunk_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: 
         dispatcher=dispatcher,
         micro=tuple(micro),
         num_microbatches=_num_microbatches(state, rows, micro),
-        recomputes=tuple(state.recomputes),
-        recompute_operators=state.recompute_operators,
+        recomputes=state.current.recomputes,
+        recompute_operators=state.current.recompute_operators,
     )
 
 
@@ -185,12 +186,12 @@ def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines
     """Yield the memory of a chunk's plans on some schedules, side by side, with each ZeRO stage."""
     estimator, columns, pp = state.estimator, _block_of(state, tables, chunk).columns(), chunk.rows.pp
     flight = Flight.of(columns, pipelines, state.space.least_microbatches(pp))
-    num_recompute = len(state.recomputes)
+    num_recompute = len(state.current.recomputes)
     legal_cells = int(flight.legal.sum()) * num_recompute
     if not legal_cells:
         return
     keys, usable = tables.parameter_keys[chunk.layouts], estimator.machine.memory.usable
-    for zero, part in zero_parts(state.space.runs, tables, chunk.rows, chunk.rule):
+    for zero, part in zero_parts(state.space.runs.sharding, tables, chunk.rows, chunk.rule):
         terms, _ = tables.parameters[chunk.rule, zero, pp > 1]().block(keys[part])
         some, in_flight = columns.take(part), flight.take(part)
         static, alone = state_memory(estimator, pipelines, terms, pp=pp, num_replicas=some.num_replicas)
@@ -203,10 +204,12 @@ def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines
         fitting = np.flatnonzero(fits.any(axis=(1, 2, 3)))
         yield PlanMemory(
             plans=PlanRange(chunk=chunk, pipelines=pipelines, zero=zero, layouts=part, shape=memory.shape),
-            num_evaluated=legal_cells * (part.stop - part.start),
-            num_feasible=feasible,
-            num_static=int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute,
-            num_tight=int(np.count_nonzero(memory <= usable)) - feasible if feasible < memory.size else 0,
+            counts=PlanCounts(
+                num_evaluated=legal_cells * (part.stop - part.start),
+                num_feasible=feasible,
+                num_static=int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute,
+                num_tight=int(np.count_nonzero(memory <= usable)) - feasible if feasible < memory.size else 0,
+            ),
             least=float(memory.reshape(-1)[least]),
             least_index=least,
             fitting=fitting,
@@ -216,22 +219,16 @@ def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines
 
 def _count_part(state: Sweep, part: PlanMemory) -> int:
     """Count the plans of a part and return the first of their ids."""
-    first_id = state.next_id
-    state.ranges.append(part.plans)
-    state.starts.append(first_id)
-    if state.counts:
-        state.num_evaluated += part.num_evaluated
-        state.num_feasible += part.num_feasible
-        state.num_static += part.num_static
-        state.num_tight += part.num_tight
-    state.least.offer(np.array([part.least]), first_id + part.least_index)
-    state.next_id += math.prod(part.plans.shape)
+    first_id = state.numbered.add(part.plans)
+    if state.current.is_counted:
+        state.counts += part.counts
+    state.best.least.offer(np.array([part.least]), first_id + part.least_index)
     return first_id
 
 
 def _time_part(state: Sweep, tables: Tables, part: PlanMemory, first_id: int) -> None:
     """Time the layouts of a part of which a plan may be kept, and offer their plans."""
-    if not part.num_feasible:
+    if not part.counts.num_feasible:
         return
     worth = _worth_timing(state, _least_times_of(state, tables, part), part.memory)
     if not len(worth):
@@ -247,11 +244,11 @@ def _time_part(state: Sweep, tables: Tables, part: PlanMemory, first_id: int) ->
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
     per_layout = flat.size // len(offsets)
     ids = (first_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
-    state.best_time.offer(flat, ids, flat_memory)
-    if "memory" in state.also:
-        state.best_memory.offer(flat_memory, ids, flat)
-    if "front" in state.also:
-        state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)
+    state.best.time.offer(flat, ids, flat_memory)
+    if "memory" in state.best.also:
+        state.best.memory.offer(flat_memory, ids, flat)
+    if "front" in state.best.also:
+        state.best.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)
 
 
 def _least_times_of(state: Sweep, tables: Tables, part: PlanMemory) -> Array:
@@ -266,9 +263,9 @@ def _worth_timing(state: Sweep, bounds: Array, memory: Array) -> Index:
     memory   infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
     smallest = memory.min(axis=-1)
-    may_lead = bounds <= (state.best_time.bound if state.space.is_pruned else inf)
-    if "memory" in state.also:
-        may_lead |= smallest <= state.best_memory.bound
-    if "front" in state.also:
-        may_lead |= state.front.may_take(bounds, smallest)
+    may_lead = bounds <= (state.best.time.bound if state.space.is_pruned else inf)
+    if "memory" in state.best.also:
+        may_lead |= smallest <= state.best.memory.bound
+    if "front" in state.best.also:
+        may_lead |= state.best.front.may_take(bounds, smallest)
     return np.flatnonzero((may_lead & (smallest < inf)).any(axis=(1, 2)))

@@ -52,9 +52,32 @@ class PlanRange:
     shape: tuple[int, int, int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCounts:
+    """Numbers of plans.
+
+    num_feasible   plans that fit with the headroom, or at the risk
+    num_static     plans whose weights, gradients and optimizer state alone exceed the usable memory
+    num_tight      plans within the usable memory that do not leave the headroom
+    """
+
+    num_evaluated: int = 0
+    num_feasible: int = 0
+    num_static: int = 0
+    num_tight: int = 0
+
+    def __add__(self, other: PlanCounts) -> PlanCounts:
+        return PlanCounts(
+            num_evaluated=self.num_evaluated + other.num_evaluated,
+            num_feasible=self.num_feasible + other.num_feasible,
+            num_static=self.num_static + other.num_static,
+            num_tight=self.num_tight + other.num_tight,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanMemory:
-    """Memory of a range of plans, and their numbers (as in `Sweep`).
+    """Memory of a range of plans, and their numbers.
 
     least, least_index   least memory of a plan [byte], and its flat index
     fitting              layouts of the range that have a plan that fits
@@ -62,10 +85,7 @@ class PlanMemory:
     """
 
     plans: PlanRange
-    num_evaluated: int
-    num_feasible: int
-    num_static: int
-    num_tight: int
+    counts: PlanCounts
     least: float
     least_index: int
     fitting: NDArray[np.int64]

@@ -204,7 +204,7 @@ class _Search:
             stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, first), total=counts, is_single=1.0 - in_pipeline)
             for zero in ZERO_STAGES:
                 table = tables.parameters.get((rule, zero, in_pipeline))
-                legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
+                legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs.sharding, chosen, zero)
                 if table is None or not legal.any():
                     continue
                 terms, _ = table().block(tables.parameter_keys[rows[at]])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.frameworks.runnable import Runs, combines_axes
+from perfmodel.frameworks.runnable import ZeroRuns, combines_axes
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, Space
@@ -26,18 +26,18 @@ def _hybrid(rows: LayoutRows) -> Cells:
     return (rows.dp_shard > 1) & (rows.dp_replicate > 1)
 
 
-def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
+def admitted_zero(stages: ZeroRuns, rows: LayoutRows, zero: int) -> Cells:
     """Return the layouts for which the framework has this ZeRO stage."""
-    some, every = (runs.admits_zero(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
+    some, every = (stages.admits(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
     admitted = np.where(_hybrid(rows), some, every)
-    alone, sharded = (runs.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
+    alone, sharded = (stages.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
     return admitted & (~with_other_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
 
 
 def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher: Dispatcher, *, zero: int, seq_len: int) -> Cells:
     """Return the layouts for which the framework surely runs this ZeRO stage; it may also run rules under another name than its own."""
     runs = space.runs
-    runnable = admitted_zero(runs, rows, zero)
+    runnable = admitted_zero(runs.sharding, rows, zero)
     for axis, degrees in (("pp", np.array(rows.pp)), ("tp", rows.tp), ("cp", rows.cp)):
         if axis not in runs.axes:
             runnable &= degrees == 1
@@ -59,6 +59,9 @@ def runnable_ways(
     by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes])[kinds].reshape(m.shape)
     if pp == 1:
         return by_recompute
-    by_choice = [str(way.schedule) in runs.schedules and (runs.uneven_stages or len(set(way.stage_layers)) == 1) for way in choices]
-    enough = (m >= pp) | runs.few_microbatches
+    pipelines = runs.pipelines
+    by_choice = [
+        str(way.schedule) in pipelines.schedules and (pipelines.uneven_stages or len(set(way.stage_layers)) == 1) for way in choices
+    ]
+    enough = (m >= pp) | pipelines.few_microbatches
     return np.asarray(enough & by_recompute & np.array(by_choice))

@@ -130,7 +130,7 @@ class Space:
 
     def least_microbatches(self, pp: int) -> int:
         """Return the least number of microbatches of a pipeline."""
-        return 1 if self.runs.few_microbatches else pp
+        return 1 if self.runs.pipelines.few_microbatches else pp
 
     def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
         """Whether the framework supports these axes."""
@@ -367,11 +367,11 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     for schedule, virtual in pairs:
         if schedule not in space.schedules or not space.admits("virtual_stages", virtual):
             continue
-        if pp > 1 and str(schedule) not in space.runs.schedules:
+        if pp > 1 and str(schedule) not in space.runs.pipelines.schedules:
             continue
         given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job, pp, virtual)
         for layers in given:
-            if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
+            if pp > 1 and not space.runs.pipelines.uneven_stages and len(set(layers)) > 1:
                 continue
             stages = stages_of(regions, layers, pp)
             _, choices = by_runs.setdefault(stages.runs, (stages, []))
@@ -437,7 +437,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                     replicate = data // shard
                     if not (space.admits("dp_shard", shard) and space.admits("dp_replicate", replicate)):
                         continue
-                    if shard > 1 and replicate > 1 and not space.runs.zero_of_replicas:
+                    if shard > 1 and replicate > 1 and not space.runs.sharding.zero_of_replicas:
                         continue
                     present = (tp > 1, cp > 1, shard > 1, replicate > 1, pp > 1)
                     if present not in canonical:

@@ -13,7 +13,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import fixed_memory, static_memory
 from perfmodel.cost.memory.plan import replicas
 from perfmodel.cost.step import ParameterTerms
-from perfmodel.frameworks.runnable import Runs
+from perfmodel.frameworks.runnable import ZeroRuns
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.planner.uniform.blocks import column_grid, ranks_to_compare
 from perfmodel.planner.uniform.runnable import with_other_axes
@@ -37,26 +37,27 @@ def layouts_of(space: Space, rows: LayoutRows, rule: int) -> list[Index]:
     """
     order = np.argsort(sharding_of(rows), kind="stable")
     order = order[(rows.rules[order] >> rule & 1).astype(bool)]
-    if {0, *space.runs.zero} <= set(space.runs.zero_beside_axes):
+    stages = space.runs.sharding
+    if {0, *stages.zero} <= set(stages.zero_beside_axes):
         return [order] if len(order) else []
     by_axes = with_other_axes(rows)[order]
     return [part for part in (order[~by_axes], order[by_axes]) if len(part)]
 
 
-def zero_parts(runs: Runs, tables: Tables, rows: LayoutRows, rule: int) -> Iterator[tuple[int, slice]]:
+def zero_parts(stages: ZeroRuns, tables: Tables, rows: LayoutRows, rule: int) -> Iterator[tuple[int, slice]]:
     """Yield the ZeRO stages of layouts of one group (`layouts_of`), and the range of layouts that may have each."""
     sharding, pp = sharding_of(rows), rows.pp
     by_axes = bool(with_other_axes(rows)[0])  # a group is alike in this
     for zero in range(4):
         if (rule, zero, pp > 1) not in tables.parameters:
             continue
-        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
+        if not stages.admits(zero, pipelined=pp > 1, replicated=False):
             continue
-        if by_axes and not runs.admits_axes(zero, replicas_alone=False):
+        if by_axes and not stages.admits_axes(zero, replicas_alone=False):
             continue
         # 0 and 1 admit stage 0, 1 to 3 the others; with dp_shard=1, all data ranks of a layout are replicas
-        needs_shards = by_axes and rows.data_parallel > 1 and not runs.admits_axes(zero, replicas_alone=True)
-        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
+        needs_shards = by_axes and rows.data_parallel > 1 and not stages.admits_axes(zero, replicas_alone=True)
+        last = 4 if stages.admits(zero, pipelined=pp > 1, replicated=True) else 3
         kinds = (0, 2) if zero == 0 else (2 if needs_shards else 1, last)
         begin, end = map(int, np.searchsorted(sharding, kinds))
         if begin < end:
@@ -84,7 +85,7 @@ def least_state_memory(estimator: Estimator, space: Space, tables: Tables, block
             for group in layouts_of(space, rows, rule):
                 layouts = rows.select(group)
                 num_replicas = replicas(column_grid(take_grid(tables.grid, first + group)))
-                for zero, part in zero_parts(space.runs, tables, layouts, rule):
+                for zero, part in zero_parts(space.runs.sharding, tables, layouts, rule):
                     keys = tables.parameter_keys[first + group[part]]
                     terms, _ = tables.parameters[rule, zero, rows.pp > 1]().block(keys)
                     for pipelines in rows.pipelines:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.blocks import MemoryLimit
 from perfmodel.planner.uniform.chunks import ChunkCosts, chunk_of, evaluate_rows, least_times, mean_rounds, time_pending
-from perfmodel.planner.uniform.kept import KeptSpace, LayoutChunk, PlanMemory, PlanRange
+from perfmodel.planner.uniform.kept import KeptSpace, LayoutChunk, PlanCounts, PlanMemory, PlanRange
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -50,49 +50,85 @@ OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework n
 TIGHT = "tight: within the memory, but with less than the headroom left, or too likely not to fit"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BestPlans:
+    """Ids of the best plans so far, by each criterion.
+
+    time     the fastest plans
+    memory   the plans that fit with the least memory
+    least    the plan with the least memory, whether it fits or not
+    front    time against memory
+    also     criteria in addition to time: memory fills `memory`, front fills `front`
+    """
+
+    time: Smallest
+    memory: Smallest
+    least: Smallest
+    front: Front
+    also: Collection[str]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NumberedPlans:
+    """Evaluated plans by id. ranges: consecutive ids; `starts` are their first ids."""
+
+    ranges: list[PlanRange] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    next_id: int = 0
+
+    def add(self, plans: PlanRange) -> int:
+        """Number the plans of a range and return the first of their ids."""
+        first_id = self.next_id
+        self.ranges.append(plans)
+        self.starts.append(first_id)
+        self.next_id += prod(plans.shape)
+        return first_id
+
+    def at(self, plan_id: int) -> tuple[PlanRange, tuple[int, ...]]:
+        """Return the range of a plan, and its indices in it."""
+        number = bisect_right(self.starts, plan_id) - 1
+        plans = self.ranges[number]
+        return plans, tuple(map(int, np.unravel_index(plan_id - self.starts[number], plans.shape)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPass:
+    """Choices of one pass over the layouts of a space.
+
+    slowest      plans that surely take longer may be skipped, and are not counted   [s]
+    is_counted   whether evaluated plans are counted: not if they were counted before, by their state alone
+    """
+
+    recomputes: tuple[Recompute, ...]
+    recompute_operators: tuple[str, ...]
+    slowest: float = inf
+    is_counted: bool = True
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sweep:
-    """State of a pass over a space: counts, the best plans by each criterion, and the plan of each id.
+    """State of a sweep over a space: counts, the best plans by each criterion, and the plan of each id.
 
-    num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
-    num_tight    plans within the usable memory that do not leave the headroom
-    kept         layouts and memory of the space
-    ranges       evaluated plans; `starts` are their first ids
-    pending      memory and first ids of plans that are not timed yet
-    latest       costs of the latest chunk on this machine
-    also         criteria in addition to time: memory fills `best_memory`, front fills `front`
-    recomputes, recompute_operators   of the current pass
-    slowest      plans that surely take longer may be skipped, and are not counted   [s]
-    counts       whether evaluated plans are counted: not if they were counted before, by their state alone
-    needless     plans that surely need more than the capacity and more than this may be skipped, and are not counted; None: all are
-                 evaluated  [byte]
+    kept       layouts and memory of the space
+    pending    memory and first ids of plans that are not timed yet
+    latest     costs of the latest chunk on this machine
+    needless   plans that surely need more than the capacity and more than this may be skipped, and are not counted; None: all are
+               evaluated  [byte]
     """
 
     estimator: Estimator
     space: Space
     memory_limit: MemoryLimit
     attention: AttentionKernel
-    recompute_operators: tuple[str, ...]
-    recomputes: list[Recompute]
-    best_time: Smallest
-    best_memory: Smallest
-    least: Smallest
-    front: Front
+    best: BestPlans
+    current: SweepPass
     kept: KeptSpace
-    also: Collection[str] = ("memory", "front")
-    num_evaluated: int = 0
-    num_feasible: int = 0
-    num_static: int = 0
-    num_tight: int = 0
-    ranges: list[PlanRange] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    next_id: int = 0
+    counts: PlanCounts = PlanCounts()
+    numbered: NumberedPlans = field(default_factory=NumberedPlans)
     pending: list[tuple[PlanMemory, int]] = field(default_factory=list)
     latest: dict[LayoutChunk, ChunkCosts] = field(default_factory=dict)
     interrupted: bool = False
     needless: float | None = None
-    slowest: float = inf
-    counts: bool = True
 
     @property
     def largest_state(self) -> float:
@@ -104,12 +140,11 @@ class Sweep:
     @property
     def largest_need(self) -> float:
         """Need above which a plan cannot be the one with the least memory: `needless`, or the least so far. [byte]"""
-        return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
+        return self.best.least.bound if self.needless is None else min(self.needless, self.best.least.bound)
 
     def plan(self, plan_id: int) -> Plan:
-        number = bisect_right(self.starts, plan_id) - 1
-        plans, chunk = self.ranges[number], self.ranges[number].chunk
-        row, m, r, v = map(int, np.unravel_index(plan_id - self.starts[number], plans.shape))
+        plans, (row, m, r, v) = self.numbered.at(plan_id)
+        chunk = plans.chunk
         return plan_of(
             self.estimator,
             self.space,
@@ -203,13 +238,13 @@ def sweep(
     risk          largest probability that a plan does not fit, in place of the headroom
     needless      see `Sweep`
     kept_tables   tables shared with further passes
-    also          see `Sweep`
+    also          see `BestPlans`
     """
     check_searchable(estimator)
     memory_limit = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
-    recomputes = recompute_choices(space, attention, recompute_operators)
+    recomputes = tuple(recompute_choices(space, attention, recompute_operators))
     kept_tables = kept_tables or KeptTables()
     kept = KeptSpace()
     if kept_tables.spaces is not None and needless is None:
@@ -219,15 +254,16 @@ def sweep(
         space=space,
         memory_limit=memory_limit,
         attention=attention,
-        recompute_operators=recompute_operators,
-        recomputes=recomputes,
-        best_time=Smallest(count=top),
-        best_memory=Smallest(count=top),
-        least=Smallest(count=1),
-        front=Front(low=0.0, high=max(memory_limit.capacity, 1.0)),
+        best=BestPlans(
+            time=Smallest(count=top),
+            memory=Smallest(count=top),
+            least=Smallest(count=1),
+            front=Front(low=0.0, high=max(memory_limit.capacity, 1.0)),
+            also=also,
+        ),
+        current=SweepPass(recomputes=recomputes, recompute_operators=recompute_operators),
         kept=kept,
         needless=needless,
-        also=also,
     )
     num_chips = estimator.cluster.num_chips
     blocks = kept.once("blocks", lambda: list(layout_blocks(estimator.job, num_chips, space, attention))) if recomputes else []
@@ -243,7 +279,7 @@ def sweep(
                 break
         time_pending(state, tables)
         if not state.interrupted:
-            if needless is None and state.num_evaluated <= LISTS_UP_TO:
+            if needless is None and state.counts.num_evaluated <= LISTS_UP_TO:
                 _try_lists(state, blocks, kept_tables, small, tables)
             _find_least_memory(state, tables, blocks, least)
     return state
@@ -255,7 +291,7 @@ def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], l
     The smallest states come first: those of most other layouts then exceed the least memory.
     """
     known, smallest = state.largest_state, min((float(of_rule.min(initial=inf)) for of_rule in least.values()), default=inf)
-    state.counts = False
+    state.current = replace(state.current, is_counted=False)
     for largest in (max(smallest * 1.25, known), inf):
         upper = min(largest, state.largest_need)
         larger = {rule: (of_rule > known) & (of_rule <= upper) & (of_rule < inf) for rule, of_rule in least.items()}
@@ -265,7 +301,7 @@ def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], l
                 evaluate_rows(state, tables, i, rows, larger)
             time_pending(state, tables)
         known = largest
-    state.counts = True
+    state.current = replace(state.current, is_counted=True)
 
 
 def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables, small: Mapping[int, Cells], first: Tables) -> None:
@@ -273,17 +309,17 @@ def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables, 
 
     first   tables of the pass without lists: no pass takes less time than one without recomputation
     """
-    recomputes, recompute_operators = state.recomputes, state.recompute_operators
+    usual = state.current
     for operators in state.space.lists:
-        quick = _quick_layouts(state, blocks, small, first) if Recompute.NONE in recomputes and state.space.is_pruned else small
-        state.recomputes, state.recompute_operators = [Recompute.SELECTIVE], operators
+        quick = _quick_layouts(state, blocks, small, first) if Recompute.NONE in usual.recomputes and state.space.is_pruned else small
+        state.current = SweepPass(recomputes=(Recompute.SELECTIVE,), recompute_operators=operators)
         tables = _tables(state, blocks, kept_tables)
         _add_microbatches(tables, quick)
         for i, rows in enumerate(blocks):
-            state.slowest = state.best_time.bound if state.space.is_pruned else inf
+            if state.space.is_pruned:
+                state.current = replace(state.current, slowest=state.best.time.bound)
             evaluate_rows(state, tables, i, rows, quick)
-        state.recomputes, state.recompute_operators = recomputes, recompute_operators
-    state.slowest = inf
+        state.current = usual
 
 
 def _quick_layouts(state: Sweep, blocks: list[LayoutRows], small: Mapping[int, Cells], tables: Tables) -> dict[int, Cells]:
@@ -296,7 +332,7 @@ def _quick_layouts(state: Sweep, blocks: list[LayoutRows], small: Mapping[int, C
             if layouts.size:
                 chunk = chunk_of(state, tables, i, rows, layouts, rule, micro)
                 times = least_times(tables, chunk, mean_rounds(chunk))
-                of_rule[tables.rows[i].start + layouts] = (times <= state.best_time.bound).any(axis=(1, 2))
+                of_rule[tables.rows[i].start + layouts] = (times <= state.best.time.bound).any(axis=(1, 2))
     return quick
 
 
@@ -308,11 +344,11 @@ def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
             blocks,
             KeptTables(),
             attention=state.attention,
-            recomputes=state.recomputes,
-            recompute_operators=state.recompute_operators,
+            recomputes=state.current.recomputes,
+            recompute_operators=state.current.recompute_operators,
         )
 
-    return state.kept.once(("tables", state.recompute_operators), make).on(state.estimator, kept)
+    return state.kept.once(("tables", state.current.recompute_operators), make).on(state.estimator, kept)
 
 
 def _add_microbatches(tables: Tables, layouts: Mapping[int, Cells]) -> None:

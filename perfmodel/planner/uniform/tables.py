@@ -142,7 +142,7 @@ _BY_KEY = tuple(column.name for column in fields(MicrobatchTable) if column.name
 
 
 def microbatch_table(
-    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
+    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: Sequence[Recompute]
 ) -> MicrobatchTable:
     """Evaluate every layout key with every micro-batch."""
     parts = []
@@ -271,7 +271,7 @@ class Tables:
         kept: KeptTables,
         *,
         attention: AttentionKernel,
-        recomputes: list[Recompute],
+        recomputes: Sequence[Recompute],
         recompute_operators: tuple[str, ...],
     ) -> None:
         self.recomputes = recomputes
@@ -301,7 +301,7 @@ class Tables:
             layouts = take_grid(some, first)
             columns = [column for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
             self.parameter_layouts[in_pipeline] = layouts, tuple(column.tobytes() for column in (*columns, *layouts.hop))
-            admitted = partial(space.runs.admits_zero, pipelined=in_pipeline, replicated=False)
+            admitted = partial(space.runs.sharding.admits, pipelined=in_pipeline, replicated=False)
             self.zeros[in_pipeline] = [zero for zero in range(4) if space.admits("zero", zero) and admitted(zero)]
         self._start(estimator, kept)
 

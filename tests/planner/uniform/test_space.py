@@ -123,25 +123,25 @@ def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_eno
     assert names == ("layernorm", "moe_act")
     operators = operators_of(names)
     estimator, orders = estimator_of(make_job(model, batch=32, seq_len=4096), chips=16, node=8), SEARCHED_ORDERS[:1]
-    quickest = sweep_all(estimator, Space(orders=orders)).best_time.companions[0]
+    quickest = sweep_all(estimator, Space(orders=orders)).best.time.companions[0]
     within = 1.0 - 0.98 * quickest / estimator.machine.memory.usable  # room for a little less
     tried = sweep(estimator, Space(orders=orders, lists=(operators,)), top=50, memory_headroom=within)
     usual = sweep(estimator, Space(orders=orders), top=50, memory_headroom=within)
     asked = Space(orders=orders, recompute_operators=operators, fixed={"recompute": "selective"})
     listed = sweep(estimator, asked, top=50, memory_headroom=within)
-    expected = np.sort(np.concatenate([usual.best_time.values, listed.best_time.values]))[:50]
-    assert tried.best_time.values.tolist() == expected.tolist()
-    plans = [tried.plan(int(i)) for i in tried.best_time.ids]
+    expected = np.sort(np.concatenate([usual.best.time.values, listed.best.time.values]))[:50]
+    assert tried.best.time.values.tolist() == expected.tolist()
+    plans = [tried.plan(int(i)) for i in tried.best.time.ids]
     assert {plan.recompute_operators for plan in plans if plan.recompute == "selective"} == {operators}
-    assert usual.num_evaluated < tried.num_evaluated < usual.num_evaluated + listed.num_evaluated
-    for plan, time in zip(plans[:50:7], tried.best_time.values[:50:7], strict=True):
+    assert usual.counts.num_evaluated < tried.counts.num_evaluated < usual.counts.num_evaluated + listed.counts.num_evaluated
+    for plan, time in zip(plans[:50:7], tried.best.time.values[:50:7], strict=True):
         assert estimator.predict(plan).step_time == time
     assert useful_lists(make_model()) == ()
 
 
 def plans(space=EVERYTHING, **job):
     state = sweep_all(estimator_of(make_job(**job), chips=8), space)
-    return [state.plan(i) for i in state.best_time.ids.tolist()]
+    return [state.plan(i) for i in state.best.time.ids.tolist()]
 
 
 def test_zero_stages_in_canonical_form():

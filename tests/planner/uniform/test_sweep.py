@@ -27,10 +27,10 @@ JOBS = {
 def swept(job, **changes):
     """Counts, and the best by each criterion, to the bit."""
     state = sweep(estimator_of(job), Space(), top=1, **changes)
-    kept = (state.best_time, state.best_memory, state.least)
+    kept = (state.best.time, state.best.memory, state.best.least)
     best = [(rows.values.tolist(), rows.ids.tolist(), rows.companions.tolist()) for rows in kept]
-    front = [x.tolist() for x in (state.front.first, state.front.second, state.front.ids)]
-    return (state.num_evaluated, state.num_feasible, state.num_static, state.num_tight), best, front
+    front = [x.tolist() for x in (state.best.front.first, state.best.front.second, state.best.front.ids)]
+    return state.counts, best, front
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -72,10 +72,10 @@ def test_layouts_too_large_by_their_state_are_counted_as_if_they_were_evaluated(
     def searched():
         evaluated.append(0)
         state = sweep(estimator, space, top=5)
-        counts = state.num_evaluated, state.num_feasible, state.num_static, state.num_tight
-        kept = (state.best_time, state.best_memory, state.least)
+        kept = (state.best.time, state.best.memory, state.best.least)
         plans = [[state.plan(int(i)) for i in best.ids] for best in kept]
-        return counts, [best.values.tolist() for best in kept], plans, state.front.first.tolist(), state.front.second.tolist()
+        front = state.best.front
+        return state.counts, [best.values.tolist() for best in kept], plans, front.first.tolist(), front.second.tolist()
 
     def counting(*arguments):
         memory, fits = plan_memory(*arguments)
@@ -103,9 +103,8 @@ def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
 
     def best():
         state = sweep(estimator, space, top=2000, risk=0.05)
-        counts = state.num_evaluated, state.num_feasible, state.num_static, state.num_tight
-        kept = (state.best_time.values, state.best_memory.values, state.least.values, state.front.first, state.front.second)
-        return counts, [values.tolist() for values in kept]
+        kept = (state.best.time.values, state.best.memory.values, state.best.least.values, state.best.front.first, state.best.front.second)
+        return state.counts, [values.tolist() for values in kept]
 
     groups = uniform_space.pipeline_groups(job, 4, space)
     assert len(groups) <= 2 < len({choice.stage_layers for group in groups for choice in group.choices})
@@ -136,7 +135,7 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, l
     space = runnable_space(Space(orders=Space().orders[:1]), estimator.profile, job)
     everything = unlimited_space(space)
     state = sweep(estimator, everything, top=100_000)
-    costs = state.best_time if only == "time" else state.best_memory
+    costs = state.best.time if only == "time" else state.best.memory
     of_others = [cost for cost, i in zip(costs.values, costs.ids, strict=True) if estimator.profile.not_runnable_reason(state.plan(int(i)))]
     for limit in (np.inf, float(np.median(of_others))):
         cost, plan = best_plan(estimator, everything, by_memory=only == "memory", at_most=limit, beyond=space)
@@ -154,8 +153,8 @@ def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(headroom, f
     estimator = estimator_of(job, chips=16, node=8, profile="megatron")
     space = Space(orders=Space().orders[:1], fixed=fixed)
     state = sweep(estimator, space, top=1, memory_headroom=1.0 - headroom)
-    assert 0 < state.num_feasible < state.num_evaluated
-    for by_memory, best in ((False, state.best_time), (True, state.best_memory)):
+    assert 0 < state.counts.num_feasible < state.counts.num_evaluated
+    for by_memory, best in ((False, state.best.time), (True, state.best.memory)):
         cost, plan = best_plan(estimator, space, by_memory=by_memory, memory_headroom=1.0 - headroom)
         assert cost == pytest.approx(best.values[0], rel=1e-12)
         assert estimator.predict(plan, memory_headroom=1.0 - headroom).fits

@@ -40,7 +40,7 @@ def test_tables_are_the_models_own_and_read_by_both_ends():
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_search_with_a_module(tied):
     state = sweep_all(estimator_of(make_job(small(tie_word_embeddings=tied), batch=8), chips=4, node=2))
-    assert_cells_equal_single_plans(state.estimator, state, state.best_time.ids.tolist()[::17])
+    assert_cells_equal_single_plans(state.estimator, state, state.best.time.ids.tolist()[::17])
 
 
 def test_a_module_costs_about_a_layer_and_a_head():

@@ -110,7 +110,7 @@ def test_step_of_eight_tensor_parallel_ranks():
 def test_a_row_of_a_search_is_the_single_prediction(profile):
     estimator = estimator_of(small_job(num_hidden_layers=3), chips=4, node=2, profile=profile)
     state = sweep_all(estimator)
-    times = dict(zip(state.best_time.ids.tolist(), state.best_time.values.tolist(), strict=True))
+    times = dict(zip(state.best.time.ids.tolist(), state.best.time.values.tolist(), strict=True))
     assert len(times) > 200
     for plan_id in list(times)[::7]:
         assert evaluate_plan(estimator, state.plan(plan_id)).step_time == times[plan_id]

@@ -123,8 +123,8 @@ def test_predictions(model):
 @pytest.mark.parametrize("model", [hybrid(), pytest.param(delta(), marks=pytest.mark.slow)], ids=["mamba", "delta"])
 def test_a_search(model):
     state = sweep_all(estimator_of(make_job(model, batch=8), chips=4, node=2))
-    assert len(state.best_time.ids) > 500
-    assert_cells_equal_single_plans(state.estimator, state, state.best_time.ids.tolist()[::83])
+    assert len(state.best.time.ids) > 500
+    assert_cells_equal_single_plans(state.estimator, state, state.best.time.ids.tolist()[::83])
 
 
 def test_tensor_parallelism_that_groups_do_not_divide_is_refused():
