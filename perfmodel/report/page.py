@@ -349,8 +349,8 @@ def _service_cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, st
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", "output tokens/s a chip"
     yield "for a user", f"{prediction.tokens_per_second_per_user:,.1f}", "tokens/s"
     yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable"
-    if prediction.cost_per_million is not None:
-        yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
+    if prediction.costs.cost_per_million is not None:
+        yield "cost", f"{prediction.costs.cost_per_million:,.2f} USD", "a million output tokens"
 
 
 def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
