@@ -59,7 +59,7 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED, SHOWN_CO
 from perfmodel.parallel.interval import TAIL
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.projection import NO_PROJECTION, projection_of
@@ -163,18 +163,16 @@ class Estimator:
             "mfu_causal": causal * scale,
             "hfu": executed_flops(self, plans, row) / (time * num_chips * peak),
             "peak_flop_rate": peak,
-            "host_memory": host_memory(self, plans, row),
             "memory_capacity": machine.memory.capacity,
         }
         parts, usable = step_parts(self, first, row.columns, number), entries(machine.memory.usable, number)
         memories = memory_fields(self, first, row.memory_row, memory_rule(memory_headroom, risk), usable)
-        # fields with one value for all columns
-        shared: dict[str, Any] = {"peak_dtype": str(counted.dtype), "rests_on": rests_on(machine, parts[0])}
-        shared["price_per_hour"] = self.cluster.chip.price_per_hour
+        based, price, held = rests_on(machine, parts[0]), self.cluster.chip.price_per_hour, entries(host_memory(self, plans, row), number)
         predictions = []
         for i, values in enumerate(entries_of(columns.values(), number)):
-            fields = {**shared, **dict(zip(columns, values, strict=True)), **memories[i], "not_runnable": reasons[id(plans[i])]}
-            predictions.append(Prediction(plan=plans[i], **fields, parts=parts[i]))
+            fields = {**dict(zip(columns, values, strict=True)), **memories[i], "rests_on": based, "not_runnable": reasons[id(plans[i])]}
+            conditions = Conditions(peak_dtype=str(counted.dtype), price_per_hour=price, host_memory=held[i])
+            predictions.append(Prediction(plan=plans[i], **fields, parts=parts[i], conditions=conditions))
         return predictions
 
 

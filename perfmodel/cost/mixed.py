@@ -49,7 +49,7 @@ from perfmodel.cost.step import (
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan, place_of, rank_at
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
 from perfmodel.workload.job import TrainingJob
 
@@ -142,12 +142,14 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         mfu_causal=causal * per_second / peak,
         hfu=scalar(executed_flops(estimator, [plan], columns)) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
-        peak_dtype=str((machine.low or machine).dtype),
         memory_capacity=host.machine.memory.capacity,
         rests_on=rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
-        price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
-        host_memory=scalar(host_memory(host, [plan], columns)),
+        conditions=Conditions(
+            peak_dtype=str((machine.low or machine).dtype),
+            price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
+            host_memory=scalar(host_memory(host, [plan], columns)),
+        ),
         **fields[fullest],
     )
 

@@ -41,6 +41,24 @@ def first_reasons(failures: Iterable[NotPredicted]) -> str:
     return "; ".join(list(dict.fromkeys(failure.reason for failure in failures))[:3])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Conditions of a prediction: of the chip, of its host and of the framework.
+
+    peak_dtype      dtype of most FLOPs, of which the peak is
+    price_per_hour  of one chip; 0: not known   [USD/h]
+    host_memory     host memory per chip of offloaded activations, weights and optimizer states   [byte]
+    calibration     calibration of the prediction, as a plan file may name it; the plan names one only if the user did
+    small_loss      of a plan whose logits do not fit: a form of the loss with few logits that the framework has; "": none
+    """
+
+    peak_dtype: str
+    price_per_hour: float = 0.0
+    host_memory: float = 0.0
+    calibration: str = ""
+    small_loss: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
     """Prediction of one training step of a plan.
@@ -57,11 +75,7 @@ class Prediction:
     hfu             executed FLOPs, with recomputation, over the peak
     peak_flop_rate  of one chip, dense, in the compute dtype
     rests_on        part -> spec sheet, prior, partial calibration or calibrated, with the name of the calibration
-    calibration     calibration of the prediction, as a plan file may name it; the plan names one only if the user did
     not_runnable    why the assumed framework cannot run the plan; "" if it can
-    price_per_hour  of one chip; 0: not known   [USD/h]
-    host_memory     host memory per chip of offloaded activations, weights and optimizer states   [byte]
-    small_loss      of a plan whose logits do not fit: a form of the loss with few logits that the framework has; "": none
     warnings        sentences about extrapolations and omissions of this prediction
     """
 
@@ -73,7 +87,6 @@ class Prediction:
     mfu_causal: float
     hfu: float
     peak_flop_rate: float
-    peak_dtype: str
     memory: Mapping[str, float]
     memory_moment: str
     memory_capacity: float
@@ -83,12 +96,9 @@ class Prediction:
     fits_probability: float
     verdict: Verdict
     rests_on: Mapping[str, str]
-    calibration: str = ""
+    conditions: Conditions
     warnings: tuple[str, ...] = ()
     not_runnable: str = ""
-    price_per_hour: float = 0.0
-    host_memory: float = 0.0
-    small_loss: str = ""
 
     @property
     def fits(self) -> bool:
@@ -207,7 +217,7 @@ def logits_note(prediction: Prediction) -> list[str]:
         return []
     return [
         f"memory peaks at the loss: {tokens:,.0f} tokens by a vocabulary of {vocabulary:,} are {format_bytes(half)} of logits in 16 bits, "
-        f"copies aside{_SMALL_LOSSES.get(prediction.small_loss, '')}"
+        f"copies aside{_SMALL_LOSSES.get(prediction.conditions.small_loss, '')}"
     ]
 
 

@@ -36,7 +36,8 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: Ste
     """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its bounds [s]."""
     row: dict[str, Any] = plan_facts(prediction.plan) | {
         "order": "-".join(prediction.plan.order),
-        **picked(prediction, "calibration step_time tokens_per_second_per_chip tflops_per_chip mfu_palm mfu_causal hfu"),
+        "calibration": prediction.conditions.calibration,
+        **picked(prediction, "step_time tokens_per_second_per_chip tflops_per_chip mfu_palm mfu_causal hfu"),
         "memory_total": prediction.memory["total"],
         **picked(prediction, "memory_usable memory_spare memory_low memory_high fits fits_probability"),
         "verdict": str(prediction.verdict),

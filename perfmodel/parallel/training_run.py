@@ -25,4 +25,4 @@ def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
 
 def training_cost(prediction: Prediction, tokens: float) -> float:
     """Return the price of the chip-hours of `training_time`; 0 if the price of the chip is unknown. [USD]"""
-    return training_time(prediction, tokens)[1] * prediction.price_per_hour
+    return training_time(prediction, tokens)[1] * prediction.conditions.price_per_hour

@@ -87,7 +87,7 @@ class RemedyConditions:
         rule: dict[str, Any] = {"memory_headroom": self.memory_headroom, "risk": self.risk}
         best = best_plan(self.estimator, self.space(space), **rule, attention=attention, recompute_operators=recompute_operators)
         prediction = None if best is None else self.predict(best[1])
-        if prediction is not None and prediction.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
+        if prediction is not None and prediction.conditions.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
             fixed = {**space.fixed, "recompute": str(Recompute.FULL)}
             return self.best(replace(space, fixed=fixed), attention, recompute_operators)
         return prediction
@@ -97,7 +97,7 @@ class RemedyConditions:
 
     def accepts(self, prediction: Prediction) -> bool:
         """Whether a plan fits, in the host's memory too, and the framework can run it."""
-        if prediction.host_memory > MOST_HOST_MEMORY:
+        if prediction.conditions.host_memory > MOST_HOST_MEMORY:
             return False
         return prediction.fits and prediction.plan.zero >= self.least_zero and (self.any_framework or not prediction.not_runnable)
 

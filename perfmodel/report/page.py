@@ -160,7 +160,7 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tu
     bounds = f"{COVERAGE:.0%} interval {low} to {high}" if low else ""
     yield "step time", format_step(prediction.step_time), bounds
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
-    yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
+    yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.conditions.peak_dtype}"
     verdict = predictions.memory_line(prediction).partition(": ")[2]
     yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable: {verdict}"
     yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
@@ -351,8 +351,8 @@ def _service_cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, st
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", "output tokens/s a chip"
     yield "for a user", f"{prediction.tokens_per_second_per_user:,.1f}", "tokens/s"
     yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable"
-    if prediction.cost_per_million is not None:
-        yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
+    if prediction.costs.cost_per_million is not None:
+        yield "cost", f"{prediction.costs.cost_per_million:,.2f} USD", "a million output tokens"
 
 
 def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:

@@ -45,14 +45,18 @@ _FROZEN = ", 4 for each frozen parameter"
 
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
     """Return the prediction as the `--json` object, in SI units."""
+    conditions = prediction.conditions
     content: dict[str, Any] = {
         "step_time": prediction.step_time,
         "parts": dict(prediction.parts),
         **picked(prediction, "tokens_per_second_per_chip tokens_per_second tflops_per_chip"),
         "flop_convention": FLOP_CONVENTION + ("" if prediction.plan.job.train.is_full else _FROZEN),
-        **picked(prediction, "mfu_palm mfu_causal hfu peak_flop_rate peak_dtype"),
+        **picked(prediction, "mfu_palm mfu_causal hfu peak_flop_rate"),
+        "peak_dtype": conditions.peak_dtype,
         "memory": dict(prediction.memory),
-        **picked(prediction, "memory_moment memory_capacity memory_usable host_memory memory_spare"),
+        **picked(prediction, "memory_moment memory_capacity memory_usable"),
+        "host_memory": conditions.host_memory,
+        "memory_spare": prediction.memory_spare,
         "memory_interval": [prediction.memory_low, prediction.memory_high],
         **picked(prediction, "fits fits_probability"),
         "verdict": str(prediction.verdict),
@@ -75,7 +79,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "not_runnable_reason": prediction.not_runnable,
         "num_microbatches": plan.num_microbatches,
         "warnings": list(prediction.warnings),
-        "plan": plan_to_dict(plan) | {"calibration": prediction.calibration or plan.calibration},
+        "plan": plan_to_dict(plan) | {"calibration": conditions.calibration or plan.calibration},
         "plan_hash": plan.hash(),
         "rests_on": dict(prediction.rests_on),
     }
@@ -267,7 +271,7 @@ def headline(prediction: Prediction, *, verbose: bool = False, runs_in: Sequence
 
 def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, str]]:
     rate, mfu = f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
-    short = f"{rate}, {mfu} of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
+    short = f"{rate}, {mfu} of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.conditions.peak_dtype}"
     if not verbose:
         return [("utilisation", short)]
     executed = ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, recomputation included, causal attention)")
@@ -405,7 +409,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
     """Return the notes of a table: FLOP convention, plans that the framework cannot run, and warnings."""
-    dtypes = " or ".join(dict.fromkeys(prediction.peak_dtype for prediction in predictions))
+    dtypes = " or ".join(dict.fromkeys(prediction.conditions.peak_dtype for prediction in predictions))
     counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
     unable: dict[str, dict[str, None]] = {}
     for prediction in predictions:
@@ -533,6 +537,6 @@ def _knobs(prediction: Prediction) -> dict[str, str]:
         "sequence_parallel": "yes" if plan.sequence_parallel else "no",
         "schedule": schedule_text(plan),
         "order": "-".join(plan.order),
-        "calibration": prediction.calibration or plan.calibration,
+        "calibration": prediction.conditions.calibration or plan.calibration,
     }
     return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # part of the schedule text

@@ -14,7 +14,7 @@ from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
-from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
 from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
@@ -74,9 +74,9 @@ def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
     if not prediction.fits:
         return "; ".join(note for note in prediction.notes if note.startswith(DOES_NOT_FIT))
     parts = ["fits"]
-    if prediction.is_saturated and prediction.job.rate is not None:
+    if prediction.load.is_saturated and prediction.job.rate is not None:
         parts.append("cannot keep up: more requests come than are answered")
-    elif not prediction.fits_load:
+    elif not prediction.load.fits:
         parts.append("some requests wait for room")
     for name, result in limits_object(prediction, limits).items():
         mean = getattr(prediction, name).mean
@@ -115,12 +115,12 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
     user = prediction.tokens_per_second_per_user
     goodput: list[tuple[str, str]] = []
     cost: list[tuple[str, str]] = []
-    if prediction.goodput is not None:
-        kept = percent(prediction.kept_fraction or 0.0)
-        goodput = [("goodput", f"{prediction.goodput:,.2f} requests/s keep the limits, {kept} of them")]
-    if prediction.cost_per_million is not None:
-        price = f"{prediction.price_per_hour:,.2f} USD an hour for a chip"
-        cost = [("cost", f"{prediction.cost_per_million:,.2f} USD a million output tokens, at {price}")]
+    if prediction.load.goodput is not None:
+        kept = percent(prediction.load.kept_fraction or 0.0)
+        goodput = [("goodput", f"{prediction.load.goodput:,.2f} requests/s keep the limits, {kept} of them")]
+    if prediction.costs.cost_per_million is not None:
+        price = f"{prediction.costs.price_per_hour:,.2f} USD an hour for a chip"
+        cost = [("cost", f"{prediction.costs.cost_per_million:,.2f} USD a million output tokens, at {price}")]
     lines = [
         ("plan", f"{plan.label()}, {short_name(plan.engine)}"),
         ("TTFT", _spread(prediction.ttft, prediction, "ttft")),
@@ -134,7 +134,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         ),
         *goodput,
         *cost,
-        *energy_facts(prediction),
+        *energy_facts(prediction.costs),
         ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
         ("KV cache", f"{job.kv_precision}; {prediction.max_sequences:,.0f} sequences of mean length fit in a replica"),
@@ -160,9 +160,9 @@ def shown_notes(prediction: ServingPrediction) -> list[str]:
     return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]
 
 
-def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
+def energy_facts(costs: TokenCosts) -> list[tuple[str, str]]:
     """Return energy and carbon of a million output tokens, if known."""
-    energy, carbon = prediction.energy_per_million, prediction.carbon_per_million
+    energy, carbon = costs.energy_per_million, costs.carbon_per_million
     if energy is None or carbon is None:
         return []
     energy /= JOULES_OF_A_KILOWATT_HOUR
@@ -188,7 +188,7 @@ def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
         tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
         results.append(f"{words(name)} {format_time(result['limit'])}: {means}{tail}")
     text = "; ".join(results)
-    return [("limits", text if prediction.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
+    return [("limits", text if prediction.load.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
@@ -202,13 +202,13 @@ def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) ->
 
 
 def _running(prediction: ServingPrediction) -> str:
-    replicas = prediction.plan.layout.replicas
-    scope = " in each replica" if replicas > 1 else ""
-    shown = _sequences(prediction.running)
+    load = prediction.load
+    scope = " in each replica" if prediction.plan.layout.replicas > 1 else ""
+    shown = _sequences(load.running)
     text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{scope}"
-    if prediction.queued < 0.05:  # would be printed as 0
+    if load.queued < 0.05:  # would be printed as 0
         return text
-    return f"{text}, {_amount(prediction.queued)} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
+    return f"{text}, {_amount(load.queued)} wait" if math.isfinite(load.queued) else f"{text}, and a queue that only grows"
 
 
 def _sequences(number: float) -> str:
@@ -234,7 +234,7 @@ def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
 
 def parts_table(prediction: ServingPrediction) -> Table:
     """Return the times of the parts of a decode step, longest first."""
-    title = f"Where a decode step of {_sequences(prediction.running)} goes"
+    title = f"Where a decode step of {_sequences(prediction.load.running)} goes"
     text = times_like(prediction.decode_step)
     last = ("step", text(prediction.decode_step), "100 %", "")
     return shares_table(title, ("part", "time"), prediction.parts, prediction.decode_step, text, last)
@@ -282,13 +282,16 @@ def operator_object(row: OperatorRow) -> dict[str, Any]:
 
 def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
     """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
+    costs = prediction.costs
     return {
-        **picked(prediction, "tokens_per_second_per_chip tokens_per_second_per_user requests_per_second goodput"),
-        "price_per_hour": prediction.price_per_hour or None,
-        "cost_per_million_tokens": prediction.cost_per_million,
-        "energy_per_million_tokens": prediction.energy_per_million,
-        "carbon_per_million_tokens": prediction.carbon_per_million,
-        **picked(prediction, "running queued max_sequences decode_step prefill_time"),
+        **picked(prediction, "tokens_per_second_per_chip tokens_per_second_per_user requests_per_second"),
+        "goodput": prediction.load.goodput,
+        "price_per_hour": costs.price_per_hour or None,
+        "cost_per_million_tokens": costs.cost_per_million,
+        "energy_per_million_tokens": costs.energy_per_million,
+        "carbon_per_million_tokens": costs.carbon_per_million,
+        **picked(prediction.load, "running queued"),
+        **picked(prediction, "max_sequences decode_step prefill_time"),
     }
 
 
@@ -299,11 +302,12 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         **{name: asdict(getattr(prediction, name)) for name in TIMES},
         **throughput_object(prediction),
         "memory": dict(prediction.memory),
-        **picked(prediction, "memory_usable fits fits_load"),
+        **picked(prediction, "memory_usable fits"),
+        "fits_load": prediction.load.fits,
         "runnable": not prediction.not_runnable,
         "not_runnable_reason": prediction.not_runnable,
         "remedies": [{"change": dict(change), "text": remedy_text(change)} for change in prediction.remedies],
-        "is_saturated": prediction.is_saturated,
+        "is_saturated": prediction.load.is_saturated,
         "parts": dict(prediction.parts),
         "intervals": {name: list(interval) for name, interval in prediction.intervals.items()},
         "plan": {

@@ -38,13 +38,15 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
         "kv_precision": str(job.kv_precision),
         **degrees,
         "workers": plan.get("workers", ""),
-        **picked(prediction, "fits fits_load is_saturated"),
+        "fits": prediction.fits,
+        "fits_load": prediction.load.fits,
+        "is_saturated": prediction.load.is_saturated,
     }
     for name in TIMES:
         spread = getattr(prediction, name)
         row |= {name if which == "mean" else f"{name}_{which}": _finite(getattr(spread, which)) for which in _PERCENTILES}
     row |= throughput_object(prediction) | {
-        "queued": _finite(prediction.queued),
+        "queued": _finite(prediction.load.queued),
         "memory_total": prediction.memory["total"],
         "memory_usable": prediction.memory_usable,
     }
@@ -107,7 +109,7 @@ def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | Non
     result = RankedPlan(
         prediction=prediction,
         tokens_per_second_per_chip=prediction.tokens_per_second_per_chip,
-        cost_per_million=prediction.cost_per_million,
+        cost_per_million=prediction.costs.cost_per_million,
         idle_chips=0,
     )
     return ServiceLine(asked=asked, result=result, verdict=short_verdict(prediction, limits))
@@ -178,10 +180,10 @@ def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) ->
     """Return a short verdict: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
     if not prediction.fits:
         return "does not fit"
-    if prediction.is_saturated and prediction.job.rate is not None:
+    if prediction.load.is_saturated and prediction.job.rate is not None:
         return "cannot keep up"
     missed = [words(name) for name, result in limits_object(prediction, limits).items() if not result["kept_by_mean"]]
     if missed:
         return f"misses {', '.join(missed)}"
-    waits = "" if prediction.fits_load else ", some wait"
+    waits = "" if prediction.load.fits else ", some wait"
     return ("meets" if limits else "fits") + waits

@@ -40,7 +40,7 @@ def search_facts(result: ServingSearchResult) -> list[tuple[str, str]]:
         ("rejected", "; ".join(rejected)),
         ("left out", "; ".join(left_out)),
         ("price", price),
-        *energy_facts(result.best.prediction),
+        *energy_facts(result.best.prediction.costs),
         *basis_facts(result.best.prediction),
     ]
     return [(name, text) for name, text in facts if text]

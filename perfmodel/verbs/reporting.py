@@ -69,7 +69,7 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         # the calibration of a plan is that of its first kind of chips
         others = [choose_calibration(pool.chip) for pool in cluster.pools[1:]]
         calibrations = [choose_calibration(cluster.chip, setting.calibration), *others]
-        peak = (explanation.prediction.peak_flop_rate, explanation.prediction.peak_dtype)
+        peak = (explanation.prediction.peak_flop_rate, explanation.prediction.conditions.peak_dtype)
         sources = sources_table(plan.job.model, cluster, calibrations, peak, ("framework", short_name(profile.name), profile.source))
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
         page = plan_report(explanation, timelines, sources=sources, plan_text=texts[0], commands=commands, result=result)

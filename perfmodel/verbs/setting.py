@@ -343,9 +343,9 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         from perfmodel.cost.mixed import mixed_estimator, placement_text
 
         warnings.append(placement_text(mixed_estimator(setting.estimator), prediction.plan))
-    if prediction.host_memory:
-        excess = ": more than a server with 2 TB has for each of eight" if prediction.host_memory > MOST_HOST_MEMORY else ""
-        warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory{excess}")
+    if held := prediction.conditions.host_memory:
+        excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
+        warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
@@ -355,13 +355,9 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if model is not None and (kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)):
         warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
-    return replace(
-        prediction,
-        plan=placed(prediction.plan, setting),
-        calibration=setting.rests_on,
-        small_loss=small_loss(setting.estimator.profile) if at_loss else "",
-        warnings=tuple(dict.fromkeys(warnings)),
-    )
+    loss = small_loss(setting.estimator.profile) if at_loss else ""
+    conditions = replace(prediction.conditions, calibration=setting.rests_on, small_loss=loss)
+    return replace(prediction, plan=placed(prediction.plan, setting), conditions=conditions, warnings=tuple(dict.fromkeys(warnings)))
 
 
 def tower_note(model: TransformerConfig) -> str:

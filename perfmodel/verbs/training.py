@@ -65,7 +65,7 @@ def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[st
     return {
         "num_chips": prediction.plan.num_chips,
         "chip_watts": setting.cluster.mean_chip(lambda chip: chip.tdp_watts),
-        "price_per_hour": prediction.price_per_hour,
+        "price_per_hour": prediction.conditions.price_per_hour,
         "assumptions": asked.assumptions.on(setting.cluster),
     }
 

@@ -152,7 +152,7 @@ def test_unsloth_keeps_few_logits_and_sends_checkpoints_to_the_host():
     small, large = (perfmodel.predict(model=name, **job) for name in ("qwen2.5-0.5b", "llama-3.2-1b"))
     assert small.fits
     assert large.fits
-    assert small.memory["activations"] < 0.1 * 2**30 < small.host_memory
+    assert small.memory["activations"] < 0.1 * 2**30 < small.conditions.host_memory
     full = perfmodel.predict(model="qwen2.5-0.5b", **job, settings={"loss": "whole"})
     assert not full.fits
     assert not any("attention is most" in line for line in notes(perfmodel.predict(model="qwen2.5-0.5b", **{**job, "seq_len": "1k"})))

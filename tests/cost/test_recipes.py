@@ -59,7 +59,7 @@ def test_one_copy_is_enough_where_operands_may_lie_in_either_order(precision):
 
 
 def test_utilisation_is_of_what_most_is_computed_in():
-    assert predicted(Precision.MXFP8).peak_dtype == "fp8"
+    assert predicted(Precision.MXFP8).conditions.peak_dtype == "fp8"
 
 
 @pytest.mark.parametrize(

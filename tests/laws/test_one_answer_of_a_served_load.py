@@ -55,7 +55,7 @@ def answers(number, seed, kind="aggregated", at_rate=False):
         if at_rate:
             job = replace(job, rate=random.uniform(0.03, 0.95) * predict_layout(of, job, chosen).requests_per_second or None)
         printed = predict_served(of, job, chosen)
-        if not printed.fits or not printed.fits_load or (at_rate and printed.is_saturated):
+        if not printed.fits or not printed.load.fits or (at_rate and printed.load.is_saturated):
             continue
         assert printed.ttft.p50 is not None
         three = (printed, with_simulation(of, printed, seed=11), predict_layout(of, job, chosen))

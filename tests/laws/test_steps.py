@@ -232,7 +232,7 @@ def palm_flops(model, seq_len):
 def test_utilisation_by_its_definitions(job, knobs):
     p = predict(estimator_of(job), **knobs)
     peak = CHIP.flop_rate(job.policy.compute)
-    assert (p.peak_flop_rate, p.peak_dtype) == (peak, job.policy.compute)
+    assert (p.peak_flop_rate, p.conditions.peak_dtype) == (peak, job.policy.compute)
     assert p.tokens_per_second == pytest.approx(job.global_batch * job.seq_len / p.step_time, rel=1e-14)
     assert p.tokens_per_second_per_chip == pytest.approx(p.tokens_per_second / 16, rel=1e-14)
     dense, attention = palm_flops(job.model, job.seq_len)

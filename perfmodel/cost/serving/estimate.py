@@ -29,7 +29,7 @@ from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.interval import ServingBasis, intervals_of
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.serving.plan import ServiceLayout, ServingColumns, ServingLayout, ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.parallel.serving.prediction import PredictedLoad, ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
 from perfmodel.workload.serving import ServingJob, Speculation
@@ -324,10 +324,13 @@ def prediction_of(
         tpot=Spread(mean=_at(load.tpot, at), p99=_at(load.tpot_p99, at)),
         inter_token=Spread(mean=_at(load.tpot, at), p99=max(_at(load.inter_token_p99, at), _at(load.tpot, at))),
         request_latency=Spread(mean=_at(load.request_latency, at)),
-        decode_step=sum(parts.values()),
         prefill_time=_at(load.prefill_time, at),
-        running=running * working / layout.replicas,
-        queued=_at(load.queue, at),
+        load=PredictedLoad(
+            running=running * working / layout.replicas,
+            queued=_at(load.queue, at),
+            fits=fits and bool(wanted <= served.capacity[at]),
+            is_saturated=bool(load.is_saturated[at]),
+        ),
         max_sequences=_at(memory.sequences, at),
         tokens_per_second_per_chip=float(served.tokens_per_second_per_chip[at]),
         requests_per_second=_at(load.requests_per_second, at) * working,
@@ -336,8 +339,6 @@ def prediction_of(
         parts=parts,
         rests_on=rests_on(estimator),
         fits=fits,
-        fits_load=fits and bool(wanted <= served.capacity[at]),
-        is_saturated=bool(load.is_saturated[at]),
         not_runnable=not_runnable,
         intervals=_intervals(estimator, served, at),
         notes=tuple(notes),

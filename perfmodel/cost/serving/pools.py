@@ -139,7 +139,7 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, pools: Pools, *,
         notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
     fits = prediction.fits and prefill_fits
     plan, notes = estimator.plan(job, pools), [*prediction.notes, *notes]
-    return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=tuple(notes))
+    return replace(prediction, plan=plan, fits=fits, load=replace(prediction.load, fits=prediction.load.fits and fits), notes=tuple(notes))
 
 
 def _check_workers(estimator: ServingEstimator, pools: Pools) -> tuple[list[str], str]:

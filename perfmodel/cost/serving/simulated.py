@@ -57,7 +57,7 @@ def is_simulated(prediction: ServingPrediction) -> bool:
     if not prediction.fits or job.is_static or (job.concurrency is None and job.rate is None):
         return False
     if job.rate is not None:
-        return not prediction.is_saturated and prediction.running <= MOST_CLIENTS
+        return not prediction.load.is_saturated and prediction.load.running <= MOST_CLIENTS
     return (job.concurrency or 0) <= MOST_CLIENTS * (layout.replicas if isinstance(layout, ServingLayout) else layout.decode_workers)
 
 
@@ -80,10 +80,10 @@ def with_simulation(
     if job.is_static or (job.concurrency is None and job.rate is None):
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
     limits = limits or GoodputLimits()
-    if job.rate is not None and prediction.is_saturated:
+    if job.rate is not None and prediction.load.is_saturated:
         note = "not simulated: the queue only grows; figures are those of the formulas"
         none = 0.0 if limits.are_given else None
-        return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
+        return replace(prediction, notes=(*prediction.notes, note), load=replace(prediction.load, goodput=none, kept_fraction=none))
     layout, parts = plan.layout, dict(prediction.parts)
     if isinstance(layout, Pools):
         load, copies, running_in = _pool_load(estimator, prediction, layout, limits, seed, distinct_experts), 1, layout.decode_workers
@@ -104,14 +104,16 @@ def with_simulation(
         tpot=load.tpot,
         request_latency=load.request_latency,
         inter_token=load.inter_token,
-        decode_step=sum(parts.values()),
         parts=parts,
-        running=load.running / running_in,
-        queued=load.queue / running_in,
+        load=replace(
+            prediction.load,
+            running=load.running / running_in,
+            queued=load.queue / running_in,
+            goodput=load.kept_fraction * answered if limits.are_given else None,
+            kept_fraction=load.kept_fraction if limits.are_given else None,
+        ),
         tokens_per_second_per_chip=per_chip,
         requests_per_second=answered,
-        goodput=load.kept_fraction * answered if limits.are_given else None,
-        kept_fraction=load.kept_fraction if limits.are_given else None,
         intervals=_rescaled_intervals(prediction, {**means, "tokens_per_second": per_chip}),
     )
     return replace(done, notes=tuple(dict.fromkeys((*prediction.notes, *_notes(estimator, done, load)))))
@@ -123,7 +125,7 @@ def _notes(estimator: ServingEstimator, prediction: ServingPrediction, load: Sim
     if job.rate is not None:
         error = f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"
         return [error] if load.ttft_error > STOPPING_RULE.error else []
-    has_waves = length.least == length.most >= _LONG_ANSWER and prediction.running > 1
+    has_waves = length.least == length.most >= _LONG_ANSWER and prediction.load.running > 1
     if not has_waves or prediction.plan.pools is not None or estimator.engine.scheduling.has_chunks:
         return []
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
@@ -175,7 +177,8 @@ def simulate_replicas(
         if not copies or (job.concurrency is not None and not share):
             continue
         runs = max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1) if share else 1
-        load = Benchmark(concurrency=share, seed=seed) if share else _at_rate((job.rate or 0.0) / layout.replicas, prediction.running, seed)
+        rate = (job.rate or 0.0) / layout.replicas
+        load = Benchmark(concurrency=share, seed=seed) if share else _at_rate(rate, prediction.load.running, seed)
         table = table_of(costs, requests, scheduling, batch_limits, load)
         for at in range(runs):
             record = run_engine(table, requests, scheduling, batch_limits, replace(load, seed=seed + at))
@@ -203,5 +206,5 @@ def _pool_load(
         clients = job.concurrency or 1
         load = Benchmark(concurrency=clients, answered=max(_LEAST_REQUESTS, ROUNDS * clients), seed=seed)
     else:
-        load = _at_rate(job.rate, prediction.running * pools.decode_workers, seed)
+        load = _at_rate(job.rate, prediction.load.running * pools.decode_workers, seed)
     return summarize_runs([(run_pools(inputs.pools, Requests.of_job(job), load), 1)], limits)

@@ -21,6 +21,39 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedLoad:
+    """Requests of a load that run, wait and meet their limits.
+
+    running          mean number of running sequences of a replica; queued: mean number of waiting ones
+    fits             all sequences of the load run at once
+    is_saturated     more requests come than are answered
+    goodput          requests per second of all replicas that met the limits; kept_fraction: their share; None: not simulated
+    """
+
+    running: float
+    queued: float
+    fits: bool
+    is_saturated: bool = False
+    goodput: float | None = None
+    kept_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCosts:
+    """Price of a chip, and what output tokens cost on all given chips.
+
+    price_per_hour   of a chip; 0: not known    [USD/h]
+    cost_per_million of output tokens; None: not known    [USD]
+    energy_per_million, carbon_per_million   of output tokens, of the data centre; None: not known   [J], [kg]
+    """
+
+    price_per_hour: float = 0.0
+    cost_per_million: float | None = None
+    energy_per_million: float | None = None
+    carbon_per_million: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPrediction:
     """Prediction of a serving plan under a load. All times in seconds, memory in bytes of the fullest chip.
 
@@ -28,19 +61,13 @@ class ServingPrediction:
     tpot             time per output token: (request latency - TTFT) / (output tokens - 1)
     inter_token      latency between two tokens of an answer
     request_latency  from arrival to the last token
-    decode_step, prefill_time   step in which all running sequences decode; prefill of one prompt alone
-    running          mean number of running sequences of a replica; queued: mean number of waiting ones
+    prefill_time     prefill of one prompt alone
     max_sequences    sequences of mean length whose cache fits in a replica
     tokens_per_second_per_chip   output tokens of all replicas over all chips
     requests_per_second          of all replicas
     parts            of a decode step; they add up to `decode_step`
-    goodput          requests per second of all replicas that met the limits; kept_fraction: their share; None: not simulated
     fits             the weights and at least one sequence of full length fit
-    fits_load        all sequences of the load run at once
     not_runnable     why the engine does not run the plan; "" if it does
-    price_per_hour   of a chip; 0: not known    [USD/h]
-    cost_per_million of output tokens, on all given chips; None: not known    [USD]
-    energy_per_million, carbon_per_million   of output tokens, of the data centre; None: not known   [J], [kg]
     remedies         of a plan that does not fit: the smallest single changes of the request with which it would, word -> value
     """
 
@@ -49,10 +76,8 @@ class ServingPrediction:
     tpot: Spread
     inter_token: Spread
     request_latency: Spread
-    decode_step: float
     prefill_time: float
-    running: float
-    queued: float
+    load: PredictedLoad
     max_sequences: float
     tokens_per_second_per_chip: float
     requests_per_second: float
@@ -61,18 +86,11 @@ class ServingPrediction:
     parts: Mapping[str, float]
     rests_on: Mapping[str, str]
     fits: bool
-    fits_load: bool
-    is_saturated: bool = False
     not_runnable: str = ""
-    goodput: float | None = None
-    kept_fraction: float | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remedies: tuple[Mapping[str, Any], ...] = ()
-    price_per_hour: float = 0.0
-    cost_per_million: float | None = None
-    energy_per_million: float | None = None
-    carbon_per_million: float | None = None
+    costs: TokenCosts = TokenCosts()
 
     @property
     def job(self) -> ServingJob:
@@ -81,6 +99,11 @@ class ServingPrediction:
     @property
     def cluster(self) -> str:
         return self.plan.cluster
+
+    @property
+    def decode_step(self) -> float:
+        """Time of a step in which all running sequences decode. [s]"""
+        return sum(self.parts.values())
 
     @property
     def tokens_per_second_per_user(self) -> float:

@@ -221,7 +221,7 @@ def terms(plan: RankedPlan, objective: ServingObjective) -> dict[str, float]:
     throughput    chip-seconds of an output token: request latency over its tokens and the concurrent requests, times the chips
     """
     prediction = plan.prediction
-    job, running = prediction.job, max(prediction.running, 1e-12)
+    job, running = prediction.job, max(prediction.load.running, 1e-12)
     yielded = 1.0 if job.speculation is None else float(expected_tokens(job.speculation.acceptance, job.speculation.draft_tokens))
     steps = max(job.output_len.mean - 1.0, 0.0) / yielded
     if objective is ServingObjective.LATENCY:
@@ -253,7 +253,7 @@ def why_worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -
     details = []
     one, other = plan.prediction, best.prediction
     if objective is not ServingObjective.LATENCY:
-        at_once, best_at_once = one.running * one.plan.layout.replicas, other.running * other.plan.layout.replicas
+        at_once, best_at_once = one.load.running * one.plan.layout.replicas, other.load.running * other.plan.layout.replicas
         if at_once < 0.9 * best_at_once:
             details.append(f"{at_once:,.0f} requests at once, not {best_at_once:,.0f}")
     if plan.idle_chips > best.idle_chips:

@@ -17,7 +17,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, read_integer
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.prediction import ServingPrediction, TokenCosts
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving.plan import serving_layout, with_plan
 from perfmodel.verbs.serving.remedies import find_remedies
@@ -86,16 +86,16 @@ def priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPre
 
     tokens, watts = prediction.tokens_per_second_per_chip * prediction.plan.num_chips, setting.chip_watts
     if not (tokens > 0.0 and prediction.fits):
-        return replace(prediction, price_per_hour=setting.price)
+        return replace(prediction, costs=TokenCosts(price_per_hour=setting.price))
     chip_hours = 1e6 / 3600.0 * setting.num_chips / tokens
     energy = float(energy_of(chip_hours, watts, setting.assumptions))
-    return replace(
-        prediction,
+    costs = TokenCosts(
         price_per_hour=setting.price,
         cost_per_million=chip_hours * setting.price or None,
         energy_per_million=energy or None,
         carbon_per_million=float(carbon_of(energy, setting.assumptions)) or None,
     )
+    return replace(prediction, costs=costs)
 
 
 def simulated_in(
@@ -169,6 +169,6 @@ def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list
         return []
     estimator = replace(setting.estimator, quantization=job.quantization, cache=job.kv_precision)  # a search chooses among formats
     costs = estimator.times([layout])
-    rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
+    rows = operator_rows(costs, phase="decode", sequences=max(prediction.load.running, 1.0), cached=job.mean_context)
     rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
     return rows

@@ -258,5 +258,5 @@ def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int
         of.engine = of.engine.having(reserves_answers=reserves)
         prediction = of.predict(job, plan)
         seen = simulate_replicas(of, prediction, plan)
-        assert prediction.running == pytest.approx(seen.running, rel=0.08)
-        assert (prediction.running == pytest.approx(held)) is reserves
+        assert prediction.load.running == pytest.approx(seen.running, rel=0.08)
+        assert (prediction.load.running == pytest.approx(held)) is reserves

@@ -24,14 +24,14 @@ def test_replicas_without_a_request_are_idle():
     assert any("7 of them are idle" in note for note in idle.notes)
     assert run.requests_per_second == pytest.approx(idle.requests_per_second, rel=0.03)
     for result in (idle, run):
-        assert result.running * 8 == pytest.approx(1, rel=0.05)
+        assert result.load.running * 8 == pytest.approx(1, rel=0.05)
         assert result.requests_per_second * result.request_latency.mean == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("clients", [11, 12])
 def test_clients_that_replicas_do_not_divide_all_run(clients):
     run = simulated(concurrency=clients)
-    assert (run.running + run.queued) * 8 == pytest.approx(clients, rel=0.05)
+    assert (run.load.running + run.load.queued) * 8 == pytest.approx(clients, rel=0.05)
     assert run.requests_per_second * run.request_latency.mean == pytest.approx(clients, rel=0.05)
 
 
@@ -44,7 +44,7 @@ def test_intervals_are_about_the_value_that_is_printed():
 
 def test_a_rate_that_saturates_is_not_simulated():
     run = simulated(rate=1e6)
-    assert run.is_saturated
+    assert run.load.is_saturated
     assert any("not simulated" in note for note in run.notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.parallel.serving.plan import ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.parallel.serving.prediction import PredictedLoad, ServingPrediction, Spread
 from perfmodel.validation.serving.cases import PlannedServing
 
 LLAMA = {
@@ -37,8 +37,9 @@ def stand_in(planned: PlannedServing) -> ServingPrediction:
     plan = ServingPlan(job=job, cluster=planned.hardware.chip, engine=planned.engine, layout=layout)
     return ServingPrediction(
         plan=plan, ttft=Spread(mean=prefill), tpot=Spread(mean=step), inter_token=Spread(mean=step),
-        request_latency=Spread(mean=latency), decode_step=step, prefill_time=prefill, running=float(job.concurrency or 1), queued=0.0,
+        request_latency=Spread(mean=latency), prefill_time=prefill,
+        load=PredictedLoad(running=float(job.concurrency or 1), queued=0.0, fits=True),
         max_sequences=100.0, tokens_per_second_per_chip=(job.concurrency or 1) * job.output_len.mean / latency / layout.num_chips,
         requests_per_second=(job.concurrency or 1) / latency, memory={"weights": size}, memory_usable=8e10, parts={"weights": step},
-        rests_on={}, fits=size < 8e10, fits_load=True, intervals={"tpot": (0.5 * step, 2.0 * step)},
+        rests_on={}, fits=size < 8e10, intervals={"tpot": (0.5 * step, 2.0 * step)},
     )  # fmt: skip
