@@ -46,7 +46,7 @@ def _decoding(work: CacheAttention, heads: Array, kv_heads: Array, cached: Array
     """Return the attention time of decoding sequences."""
     heads, cached = heads * step.dcp, np.maximum(cached / (step.dcp * step.cut), 1.0)
     of_step: dict[str, Any] = {"batch": step.decoding, "queries": step.new_tokens, "machine": machine}
-    of_step |= {"cache_itemsize": step.cache_bytes, "itemsize": step.element_bytes}
+    of_step |= {"cache_itemsize": step.formats.cache_bytes, "itemsize": step.formats.element_bytes}
     if work.latent[0]:
         latent, rotary = work.latent
         time = latent_decode_time(heads=heads, key_length=cached, latent_dim=latent, rotary_dim=rotary, **of_step)
@@ -75,7 +75,7 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
         key_length=keys,
         head_dim=work.head_dim,
         causal_fraction=share,
-        itemsize=step.element_bytes,
+        itemsize=step.formats.element_bytes,
         machine=machine,
         kernel=LATENT_KERNEL if work.latent[0] and LATENT_KERNEL in machine.attention else "flash",
         value_head_dim=work.value_head_dim,
@@ -93,8 +93,8 @@ def _selected(work: CacheAttention, heads: Array, step: EngineStep, machine: Mac
         machine=machine,
         latent_dim=work.latent[0],
         rotary_dim=work.latent[1],
-        cache_itemsize=step.cache_bytes,
-        itemsize=step.element_bytes,
+        cache_itemsize=step.formats.cache_bytes,
+        itemsize=step.formats.element_bytes,
     )
     return np.asarray(time)
 
@@ -119,12 +119,12 @@ def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, s
     key_dim, width = work.cached_dims[0], float(sum(work.cached_dims))
     of_cache = key_dim if work.latent[0] else kv_heads * width  # heads share a latent, which contains the value
     flops = 2.0 * b * (heads * step.dcp) * seen * width
-    moved = b * (seen * of_cache * step.cache_bytes + step.element_bytes * (heads * step.dcp) * width)
+    moved = b * (seen * of_cache * step.formats.cache_bytes + step.formats.element_bytes * (heads * step.dcp) * width)
     if work.takes_prompts:
         width = float(work.head_dim + work.value_head_dim)
         tokens = step.prompts * (step.prompt_tokens + step.prompt_cached)
         flops = flops + 2.0 * heads * prompt_rows * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
-        moved = moved + step.element_bytes * (heads * prompt_rows * width + kv_heads * tokens * width)
+        moved = moved + step.formats.element_bytes * (heads * prompt_rows * width + kv_heads * tokens * width)
     return flops, moved
 
 

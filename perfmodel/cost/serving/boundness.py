@@ -120,12 +120,12 @@ def _row(
 
 def _products(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> list[OperatorRow]:
     """Return the products of the layers, those in 16 bits first, and then those of the head."""
-    formats = {id(products): step.format_of(is_low) for products, is_low in products_of(program.rows)}
+    formats = {id(products): step.formats.of(is_low) for products, is_low in products_of(program.rows)}
     rows: list[OperatorRow] = []
     of_head: list[OperatorRow] = []
     for products, times in product_times(program.rows, machine, amount, step):
         sizes, quantization = product_sizes(products, amount), formats[id(products)]
-        w, a = step.product_bytes(quantization)
+        w, a = step.formats.product_bytes(quantization)
         for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
             batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
             shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
@@ -137,7 +137,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
                     f"{batch:g} x {shape}" if batch > 1 else shape,
                     count=program.regions[segment].count,
                     flops=2.0 * batch * m * n * k,
-                    num_bytes=batch * (w * k * n + a * m * k + step.element_bytes * m * n),
+                    num_bytes=batch * (w * k * n + a * m * k + step.formats.element_bytes * m * n),
                     time=float(times[at][0]),
                     floor=machine.matmul.floor_time,
                     quantization=quantization,
@@ -230,7 +230,7 @@ def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: 
             num_bytes=num_bytes,
             time=time / num,
             floor=machine.grouped_matmul.floor_time,
-            quantization=step.quantization,
+            quantization=step.formats.quantization,
         )
     ]
 

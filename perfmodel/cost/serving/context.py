@@ -69,11 +69,11 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
     gathered: Exchange
     if not work.latent[0]:
         rows = rows + np.where(step.cut > 1, 0.0, continued)
-        of_cache = np.where(step.cut > 1, cached * kv_heads * (sum(widths) * step.cache_bytes), 0.0)
+        of_cache = np.where(step.cut > 1, cached * kv_heads * (sum(widths) * step.formats.cache_bytes), 0.0)
         gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), of_cache)
     else:  # gathered latents are expanded to keys and values of each head of a prompt
-        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
-    element = step.element_bytes
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.formats.cache_bytes))
+    element = step.formats.element_bytes
     exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)
     return (gathered, *exchange), 2.0 * element * rows * heads * step.dcp * widths[1]
 

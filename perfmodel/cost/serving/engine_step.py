@@ -24,6 +24,29 @@ Group = tuple[Array, Sequence[Array]]
 _ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFormats:
+    """Formats of a step.
+
+    cache_bytes     of an element of the cache                               [byte]
+    element_bytes   of an element of activations and unquantized weights     [byte]
+    """
+
+    quantization: Quantization
+    cache_bytes: float
+    element_bytes: float
+
+    def of(self, is_low: bool) -> Quantization:
+        """Return the format of quantized weights, or of others."""
+        return self.quantization if is_low else QUANTIZATIONS["bf16"]
+
+    def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
+        """Return the bytes per element of the weights and of the activations of a product."""
+        if quantization.is_plain:
+            return self.element_bytes, self.element_bytes
+        return quantization.weight_bytes, quantization.activation_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineStep:
     """One step on one attention rank, as flat columns.
@@ -37,7 +60,6 @@ class EngineStep:
     dcp, cut     ranks inside tp that share the tokens of a cache, and those of pcp (1: each stores all of it)
     chips        of a stage; expert_parts: ranks that experts are sharded over
     groups       of ranks: tp; pcp, which share prompts; tokens, which have different tokens
-    cache_bytes, element_bytes   of an element of the cache; of activations and unquantized weights   [byte]
     distinct_experts   activated by the tokens if all requests are one prompt; 0: by even routing
     takes_prompts      its graph is that of prompts
     """
@@ -58,9 +80,7 @@ class EngineStep:
     expert_parts: Array
     groups: Mapping[str, Group]
     kernels: EngineKernels
-    quantization: Quantization
-    cache_bytes: float
-    element_bytes: float
+    formats: StepFormats
     distinct_experts: float
     takes_prompts: bool
 
@@ -78,21 +98,11 @@ class EngineStep:
         """Rows with logits."""
         return self.decoding * self.new_tokens + self.prompts
 
-    def format_of(self, is_low: bool) -> Quantization:
-        """Return the format of quantized weights, or of others."""
-        return self.quantization if is_low else QUANTIZATIONS["bf16"]
-
     def product(self, is_low: bool) -> dict[str, Any]:
         """Return the arguments of `weight_product_time` that the engine defines."""
         untuned = 1.0 if self.takes_prompts else self.kernels.few_rows_fraction
         shown = {"casts": self.kernels.casts, "untuned": untuned}
-        return {"quantization": self.format_of(is_low), "itemsize": self.element_bytes, **shown}
-
-    def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
-        """Return the bytes per element of the weights and of the activations of a product."""
-        if quantization.is_plain:
-            return self.element_bytes, self.element_bytes
-        return quantization.weight_bytes, quantization.activation_bytes
+        return {"quantization": self.formats.of(is_low), "itemsize": self.formats.element_bytes, **shown}
 
 
 def engine_collective_time(code: Any, num_bytes: Array, group: Group, machine: Machine, kernels: EngineKernels) -> Array:

@@ -68,10 +68,10 @@ def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine)
         tokens=computed,
         hidden_size=float(work.hidden_size),
         intermediate_size=work.width / (step.chips / ep),
-        quantization=step.quantization,
+        quantization=step.formats.quantization,
         machine=machine,
         up_projections=work.matrices,
-        itemsize=step.element_bytes,
+        itemsize=step.formats.element_bytes,
     )
     return np.asarray(time)
 
@@ -86,8 +86,8 @@ def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, A
     ep, total = step.expert_parts, work.num_experts
     activated = total * activated_share(step.tokens, total, work.top_k) / ep
     entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
-    rows = (step.tokens + step.copies) * work.top_k / ep
-    moved = activated * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
+    rows, formats = (step.tokens + step.copies) * work.top_k / ep, step.formats
+    moved = activated * entries * formats.product_bytes(formats.quantization)[0] + 2.0 * formats.element_bytes * rows * work.hidden_size
     return 2.0 * rows * entries, moved, activated, rows
 
 
@@ -99,7 +99,7 @@ def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Ar
     low-latency kernels are faster in tables, but published runs are predicted worse with them (20 of TensorRT-LLM's: TPOT error
     9.4 -> 10.2 %; 20 of SGLang's on GB200: 27 -> 30 %).
     """
-    hidden = step.element_bytes * work.hidden_size
+    hidden = step.formats.element_bytes * work.hidden_size
     everywhere, sent = (step.tokens + step.copies) * _padding(step) * hidden, step.padded * work.top_k * hidden
 
     def sends(kind: CollectiveKind, num_bytes: Array, group: str) -> Array:

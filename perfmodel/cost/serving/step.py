@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.collectives import send_time
 from perfmodel.cost.evaluate import members_inside, row_times
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.engine_step import EngineStep, engine_collective_time
+from perfmodel.cost.serving.engine_step import EngineStep, StepFormats, engine_collective_time
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.columns import Column
@@ -156,9 +156,9 @@ class StepCosts:
             expert_parts=ep,
             groups={name: (sizes[at], [tier[at] for tier in inside]) for name, at in program.groups.items()},
             kernels=self.engine.kernels,
-            quantization=self.quantization,
-            cache_bytes=itemsize(self.cache),
-            element_bytes=program.rows.activation_bytes,
+            formats=StepFormats(
+                quantization=self.quantization, cache_bytes=itemsize(self.cache), element_bytes=program.rows.activation_bytes
+            ),
             distinct_experts=self.distinct_experts,
             takes_prompts=program.is_prompt,
         )
@@ -180,7 +180,7 @@ class StepCosts:
         counts = program.counts
         layers = counts[:last]
         # sends between stages, and a gather before the head by ranks that share prompts
-        hidden, sent = step.element_bytes * program.model.hidden_size, np.zeros_like(step.padded)
+        hidden, sent = step.formats.element_bytes * program.model.hidden_size, np.zeros_like(step.padded)
         gather, gathered = COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], step.padded * step.sharing * hidden
         gather_time = engine_collective_time(gather, gathered, step.groups["pcp"], self.machine, self.engine.kernels)
         if np.max(self.pp) > 1:
