@@ -67,7 +67,7 @@ def test_sizes_name_the_model_and_any_length_is_the_same_one():
     assert (model.parts.experts.score, model.num_mtp_layers) == ("sigmoid", 0)  # of the shipped model of these sizes
     assert model == model_of_case(DEEPSEEK, longest=9216)
     odd = model_of_case({**LLAMA, "layers": 31}, longest=2048)
-    assert (odd.num_hidden_layers, odd.source) == (31, "sizes of a published run")
+    assert (odd.num_hidden_layers, odd.origin.source) == (31, "sizes of a published run")
 
 
 @pytest.mark.parametrize(
