@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_of
 
 Record = TypeVar("Record")
@@ -88,5 +88,7 @@ def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:
         return hint(value)
     if hint is float:
         kind = quantity_of(name)
+        if not kind and isinstance(value, str):  # an entry of a mapping whose keys determine the units
+            raise bad_field(where, value, "is no figure that is known", "correct its name")
         return parse_quantity(value, kind, field=where) if kind else float(value)
     return value

@@ -89,27 +89,24 @@ Time = Annotated[str, quantity(QuantityKind.TIME)]
 
 
 @cache
-def model_of(
-    record: type, *, inline: tuple[str, ...] = (), types: Callable[[str, Any], Any] | None = None, base: type[FileModel] = FileModel
-) -> type[FileModel]:
+def model_of(record: type, *, types: Callable[[str, Any], Any] | None = None, base: type[FileModel] = FileModel) -> type[FileModel]:
     """Return the model of files for a frozen dataclass; its docstring describes the fields, their names determine the units.
 
-    inline   fields with records whose fields are at the top level of the file, in addition to those marked `INLINE`
-    types    type of a field, by name and annotation, where a file has it in another form; None: the default type
-    base     base model with the remedies
+    types   type of a field, by name and annotation, where a file has it in another form; None: the default type
+    base    base model with the remedies
     """
     definitions: dict[str, Any] = {}
-    _add_fields(definitions, record, inline, types)
+    _add_fields(definitions, record, types)
     doc = (record.__doc__ or record.__name__).partition("\n\n")[0]
     return create_model(record.__name__, __base__=base, __doc__=doc, **definitions)
 
 
-def _add_fields(definitions: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
+def _add_fields(definitions: dict[str, Any], record: type, types: Callable[[str, Any], Any] | None) -> None:
     hints, about = typing.get_type_hints(record), descriptions(record)
     for field in dataclasses.fields(record):
         name, hint = field.name, hints[field.name]
-        if name in inline or field.metadata == INLINE:
-            _add_fields(definitions, hint, (), types)
+        if field.metadata == INLINE:
+            _add_fields(definitions, hint, types)
             continue
         more: dict[str, Any] = {}
         if field.default is not dataclasses.MISSING:

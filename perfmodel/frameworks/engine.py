@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.grouped import Grouped, group_of, in_groups
-from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.grouped import Grouped, group_of
+from perfmodel.foundation.records import INLINE, record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
 
@@ -284,11 +284,11 @@ class Engine(Grouped):
     name: str
     version: str
     source: str
-    memory: EngineMemory
-    scheduling: EngineScheduling = field(default_factory=EngineScheduling)
-    runs: EngineRuns = field(default_factory=EngineRuns)
-    host: EngineHost = field(default_factory=EngineHost)
-    kernels: EngineKernels = field(default_factory=EngineKernels)
+    memory: EngineMemory = field(metadata=INLINE)
+    scheduling: EngineScheduling = field(default_factory=EngineScheduling, metadata=INLINE)
+    runs: EngineRuns = field(default_factory=EngineRuns, metadata=INLINE)
+    host: EngineHost = field(default_factory=EngineHost, metadata=INLINE)
+    kernels: EngineKernels = field(default_factory=EngineKernels, metadata=INLINE)
     versions: tuple[EngineVersions, ...] = ()
     chips: tuple[EngineChips, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -351,9 +351,8 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     if state:
         from perfmodel.foundation.schema import check, model_of
 
-        check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
-    fields, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **fields, **groups}, where=path.name)
+        check(model_of(Engine), data, where=path.name)
+    return record_from_data(Engine, data, where=path.name)
 
 
 @lru_cache(maxsize=1)

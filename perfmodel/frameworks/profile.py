@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
-from perfmodel.foundation.grouped import Grouped, in_groups, without_groups
+from perfmodel.foundation.grouped import Grouped, in_groups
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.units import parse_quantity
@@ -36,7 +36,7 @@ from perfmodel.frameworks.options import (
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, RUNS_GROUPS, Runs, not_runnable_reason, runs_from_data
+from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason, runs_from_data
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
@@ -233,8 +233,6 @@ def profile_text(profile: ExecutionProfile) -> str:
         # bytes per parameter or per logit are written as plain numbers, as in the shipped files
         if (name.endswith("_bytes") and name not in SIZES) or (number == 0.0 and isinstance(value, str)):
             options[name] = number
-    if "runs" in data:
-        data["runs"] = without_groups(data["runs"], RUNS_GROUPS)
     data = {"name": data.pop("name")} | options | data
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})

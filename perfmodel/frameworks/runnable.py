@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from perfmodel.foundation.grouped import Grouped, group_of, in_groups, without_groups
-from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.grouped import Grouped, group_of, without_groups
+from perfmodel.foundation.records import INLINE, record_from_data
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
@@ -91,9 +91,9 @@ class Runs(Grouped):
 
     GROUP_OF: ClassVar[Mapping[str, str]] = group_of(RUNS_GROUPS)
 
-    sharding: ZeroRuns
+    sharding: ZeroRuns = field(metadata=INLINE)
     axes: tuple[str, ...]
-    pipelines: PipelineRuns
+    pipelines: PipelineRuns = field(metadata=INLINE)
     recompute: tuple[str, ...]
     sequence_parallel: bool
     source: str
@@ -160,8 +160,7 @@ ANYTHING = Runs(
 
 def runs_from_data(data: Mapping[str, Any]) -> Runs:
     """Return the features from the valid contents of a file."""
-    features, groups = in_groups(data, Runs.GROUP_OF)
-    return record_from_data(Runs, features | groups, where="runs")
+    return record_from_data(Runs, data, where="runs")
 
 
 RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {

@@ -12,7 +12,7 @@ from perfmodel.foundation.schema import OMITTED, FileModel, OneOf, ReadBy, Text,
 from perfmodel.foundation.units import SI_UNITS, QuantityKind, parse_quantity
 from perfmodel.frameworks.fitted import FittedTo
 from perfmodel.frameworks.options import GRAPH_SCOPES, GROUP_OF, GROUPS, KIND_OF, bounds_of
-from perfmodel.frameworks.runnable import RUNS_CHOICES, RUNS_GROUPS, Runs
+from perfmodel.frameworks.runnable import RUNS_CHOICES, Runs
 from perfmodel.frameworks.shipped import FILE_GROUPS, unit_of
 from perfmodel.parallel.algebra.rules import list_rule_sets
 from perfmodel.parallel.layout import ZERO_STAGES
@@ -51,7 +51,7 @@ def profile_model(record: type) -> type[FileModel]:
 @cache
 def runs_model() -> type[FileModel]:
     """Return the model of the group `runs`: features of plans that a framework can run."""
-    return model_of(Runs, inline=tuple(RUNS_GROUPS), types=_choices)
+    return model_of(Runs, types=_choices)
 
 
 def _choices(name: str, hint: object) -> Any:

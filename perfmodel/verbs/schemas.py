@@ -14,7 +14,7 @@ from pydantic import Field, create_model
 from perfmodel.foundation.errors import bad_field, first_of, one_line, shown, suggest
 from perfmodel.foundation.schema import OMITTED, FileModel, ReadBy, Text, model_of
 from perfmodel.foundation.words import words_of
-from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
+from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.schemas import profile_model
 from perfmodel.hardware.calibration import Calibration
@@ -65,7 +65,7 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "technology": lambda: model_of(Technology),
     "calibration": lambda: model_of(Calibration),
     "profile": lambda: profile_model(ExecutionProfile),
-    "engine": lambda: model_of(Engine, inline=tuple(ENGINE_GROUPS)),
+    "engine": lambda: model_of(Engine),
     "plan": lambda: PlanFile,
     "serving-plan": lambda: ServingPlanFile,
     "rule-set": lambda: RuleSetFile,
