@@ -623,6 +623,6 @@ def test_no_two_chips_share_a_name():
 
 def test_a_peak_without_a_known_unit_is_refused_by_name(tmp_path):
     content = {"name": "bad", "chips": ["h100-sxm-80gb"], "software": "x", "source": "x", "date": "2026-01-01", "peaks": {"z": "1 B"}}
-    (tmp_path / "bad.yaml").write_text(yaml.dump(content))
+    (tmp_path / "bad.yaml").write_text(dump_yaml(content))
     with pytest.raises(InputError, match=r"peaks\.z=1 B: is no figure that is known; correct its name"):
         load_calibration(tmp_path / "bad.yaml")
