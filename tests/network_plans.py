@@ -49,7 +49,7 @@ def changed(plan: Plan, *, zero: int | None = None, num_microbatches: int = 0, o
     return assigned_plan(
         job,
         cluster=plan.cluster,
-        sharding=replace(plan.cuts, **cuts),
+        assignment=replace(plan.cuts, **cuts),
         micro_batch=plan.micro_batch,
         zero=int(plan.zero) if zero is None else zero,
         profile=plan.profile,

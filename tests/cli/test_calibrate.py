@@ -34,7 +34,9 @@ def test_predictions_and_saved_plans_find_it(measured, call, call_json, home):
     prediction = call_json("predict", *JOB, "--save", "plan.yaml")
     assert prediction["plan"]["calibration"] == measured.name
     assert measured.name in prediction["rests_on"]["optimizer"]
-    assert call_json("predict", "plan.yaml") == prediction
+    again = call_json("predict", "plan.yaml")
+    free = ("memory_usable", "memory_spare", "memory_capacity", "fits_probability")  # of this machine at that moment
+    assert {name: again[name] for name in again if name not in free} == {name: prediction[name] for name in prediction if name not in free}
     assert measured.name in call("calibrations")[1]
 
 

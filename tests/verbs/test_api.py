@@ -310,6 +310,6 @@ def test_a_sharded_network_prints_as_a_summary():
 @pytest.mark.slow
 def test_a_search_without_pruning_finds_the_same(job):
     pruned, exhaustive = perfmodel.find_plans(**job), perfmodel.find_plans(**job, exhaustive=True)
-    for name in ("plans", "kinds", "pareto", "least_memory", "rejected", "num_feasible", "certainty", "any_framework"):
+    for name in ("plans", "ranking", "pareto", "least_memory", "rejected", "num_feasible", "certainty", "any_framework"):
         assert getattr(exhaustive, name) == getattr(pruned, name), name
     assert exhaustive.num_evaluated >= pruned.num_evaluated
