@@ -36,7 +36,7 @@ from perfmodel.frameworks.options import (
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason, runs_from_data
+from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
@@ -194,7 +194,7 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key == "runs":
-            value = runs_from_data(value)
+            value = record_from_data(Runs, value, where=key)
         elif key == "fitted":
             value = record_from_data(FittedTo, value, where=key)
         elif key == "overlaps_gradients" and isinstance(value, bool):

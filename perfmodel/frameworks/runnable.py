@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from perfmodel.foundation.grouped import Grouped, group_of, without_groups
-from perfmodel.foundation.records import INLINE, record_from_data
+from perfmodel.foundation.records import INLINE
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
@@ -156,11 +156,6 @@ ANYTHING = Runs(
     source="",
     rules=(),
 )
-
-
-def runs_from_data(data: Mapping[str, Any]) -> Runs:
-    """Return the features from the valid contents of a file."""
-    return record_from_data(Runs, data, where="runs")
 
 
 RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {

@@ -67,12 +67,12 @@ def searches_object(
     objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in results]
     for search_content, (setting, result) in zip(objects, results, strict=True):
         search_content |= setting.described()
-        for plan_content, prediction in zip(search_content["plans"], result.plans, strict=True):
-            plan_content["runs_in"] = runs_in(setting, prediction.plan)
         if run is not None and result.plans:
             search_content["run"] = run_in(setting, result.plans[0], run).to_dict()
-        if interval or need_intervals([setting]):
-            for plan_content, prediction in zip(search_content["plans"], result.plans, strict=True):
+        shows_interval = interval or need_intervals([setting])
+        for plan_content, prediction in zip(search_content["plans"], result.plans, strict=True):
+            plan_content["runs_in"] = runs_in(setting, prediction.plan)
+            if shows_interval:
                 plan_content |= confidence_object(prediction, interval_in(setting, prediction.plan), ())
     not_searched = [{**failure.asked, "reason": failure.reason} for failure in failures]
     return {"searches": objects, "not_searched": not_searched} if len(results) + len(failures) > 1 else objects[0]
