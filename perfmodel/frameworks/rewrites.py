@@ -103,12 +103,16 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
-        looks_up = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
-        if profile.kernels.fuses_gradient_accumulation and not looks_up:
+        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
             # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
     return {**operators, **tiled(graph, operators, profile).operators}
+
+
+def _looks_up(op: Operator) -> bool:
+    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
+    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
@@ -229,6 +233,14 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
     return rewritten
 
 
+def _is_gate(op: Operator, graph: Graph) -> bool:
+    """Return whether an operator multiplies two activations, one of them after an activation function."""
+    if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
+        return False
+    producers = [graph.producer(operand.tensor) for operand in op.inputs]
+    return any(producer is not None and producer.settings.get("function") in ACTIVATIONS for producer in producers)
+
+
 def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
     """Return gates and the products that read them, where the gate's backward kernel recomputes its result instead of saving it.
 
@@ -237,11 +249,7 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
     rewritten: dict[str, Operator] = {}
     for reader in operators.values():
         maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
-        if maker is None or maker.kind != "elementwise" or maker.settings.get("function") != "mul" or len(maker.inputs) != 2:
-            continue
-        # a gate multiplies two activations, one of them after an activation function
-        factors = [graph.producer(operand.tensor) for operand in maker.inputs]
-        if not any(factor is not None and factor.settings.get("function") in ACTIVATIONS for factor in factors):
+        if maker is None or not _is_gate(maker, graph):
             continue
         gate = operators[maker.name]
         result = Data(extent=graph.extent(gate.output), itemsize=graph.tensors[gate.output.tensor].itemsize)

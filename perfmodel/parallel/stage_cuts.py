@@ -71,17 +71,8 @@ def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_r
     mean = (until[-1] + extra_costs.sum()) / num_ranks
     until, extra_costs = until / mean, extra_costs / mean
     ways = [_balanced_stages(until, extra_costs, virtual_stages)]
-    if virtual_stages > 1:
-        # a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first
-        num_layers, ranks = len(until) - 1, [*range(1, num_ranks - 1), 0, num_ranks - 1]
-        held, taken = [0] * num_ranks, extra_costs.tolist()
-        for _ in range(num_layers):
-            rank = min(ranks, key=taken.__getitem__)
-            held[rank] += 1
-            taken[rank] += float(until[-1]) / num_layers
-        greedy = layers_of_stages(held, virtual_stages)
-        if all(greedy[1:-1]):
-            ways.append(greedy)
+    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages))[1:-1]):
+        ways.append(ranks)
 
     def slowest(layers: tuple[int, ...]) -> float:
         taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
@@ -132,6 +123,17 @@ def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> t
 def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage, from those of each rank; stage k is on rank k % p."""
     return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
+
+
+def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+    """Return the layers of a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first."""
+    num_layers, ranks = len(until) - 1, [*range(1, len(extra_costs) - 1), 0, len(extra_costs) - 1]
+    held, taken = [0] * len(extra_costs), extra_costs.tolist()
+    for _ in range(num_layers):
+        rank = min(ranks, key=taken.__getitem__)
+        held[rank] += 1
+        taken[rank] += float(until[-1]) / num_layers
+    return layers_of_stages(held, virtual_stages)
 
 
 @lru_cache(maxsize=64)

@@ -127,37 +127,43 @@ class Prober:
         """
         fixed = {**self.fixed, **question.knobs}
         key = (question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch, *sorted(fixed.items()))
-        if key in self.passes:
-            return self.passes[key]
-        space, estimator = replace(self.space, fixed=fixed), self._estimator_of(question)
-        if isinstance(estimator, MixedEstimator):
-            result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
-            fastest = [prediction.plan for prediction in result.plans[:1]]
-            nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-            least = [prediction.plan for prediction in nearest[:1]]
-            # a search may miss the layers of the guide, which were distributed for another value
-            if guide is not None and (stretched := self._stretched(guide, question)) is not None and self.spare(guide, question) >= 0.0:
-                fastest, least = fastest or [stretched], least or [stretched]
-        else:
-            need = math.inf if guide is None else self.need(guide, question)
-            for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-                state = sweep(
-                    estimator,
-                    space,
-                    top=1,
-                    memory_headroom=self.headroom,
-                    risk=self.risk,
-                    attention=self.attention,
-                    needless=needless,
-                    kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
-                    also=(),
-                )
-                if len(state.best.least.ids) and state.best.least.values[0] <= needless:
-                    break  # otherwise the guide was not among these plans
-            fastest = [state.plan(int(i)) for i in state.best.time.ids[: min(1, state.counts.num_feasible)]]
-            least = [state.plan(int(i)) for i in state.best.least.ids[:1]]
-        self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
+        if key not in self.passes:
+            space, estimator = replace(self.space, fixed=fixed), self._estimator_of(question)
+            if isinstance(estimator, MixedEstimator):
+                self.passes[key] = self._searched(estimator, space, question, guide)
+            else:
+                self.passes[key] = self._swept(estimator, space, question, guide)
         return self.passes[key]
+
+    def _searched(self, estimator: MixedEstimator, space: Space, question: Question, guide: Plan | None) -> Probe:
+        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+        fastest = [prediction.plan for prediction in result.plans[:1]]
+        nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
+        least = [prediction.plan for prediction in nearest[:1]]
+        # a search may miss the layers of the guide, which were distributed for another value
+        if guide is not None and (stretched := self._stretched(guide, question)) is not None and self.spare(guide, question) >= 0.0:
+            fastest, least = fastest or [stretched], least or [stretched]
+        return Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
+
+    def _swept(self, estimator: Estimator, space: Space, question: Question, guide: Plan | None) -> Probe:
+        need = math.inf if guide is None else self.need(guide, question)
+        for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+            state = sweep(
+                estimator,
+                space,
+                top=1,
+                memory_headroom=self.headroom,
+                risk=self.risk,
+                attention=self.attention,
+                needless=needless,
+                kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
+                also=(),
+            )
+            if len(state.best.least.ids) and state.best.least.values[0] <= needless:
+                break  # otherwise the guide was not among these plans
+        fastest = state.best.time.ids[: min(1, state.counts.num_feasible)]
+        fastest_plans, least_plans = (tuple(state.plan(int(i)) for i in ids) for ids in (fastest, state.best.least.ids[:1]))
+        return Probe(estimator=estimator, fastest=fastest_plans, least=least_plans)
 
     def _estimator_of(self, question: Question) -> Estimator:
         return self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
@@ -427,13 +433,7 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
         low, index = start + 1, 2 * start + 3
         while high - low > 1 and not math.isnan(spare(index := min(max(index, low + 1), high - 1))):
             low, high = (index, high) if spare(index) >= 0.0 else (low, index)
-            index = (low + high) // 2
-            if len(known) < _CHORDS:
-                # where the line through the known values at `low` and at the nearest other known index is zero
-                other = high if high in known else max((index for index in known if index < low), default=low)
-                fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
-                if fall > 0.0:
-                    index = low + int(min(known[low] / fall, 2.0**40))
+            index = _chord(known, low, high) if len(known) < _CHORDS else (low + high) // 2
         if high - low <= 1:
             return low
     low, high, step = start, end, 1
@@ -444,3 +444,10 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
         middle = (low + high) // 2
         low, high = (middle, high) if spare(middle) >= 0.0 else (low, middle)
     return low
+
+
+def _chord(known: Mapping[int, float], low: int, high: int) -> int:
+    """Return the index where the line through the known values at `low` and at the nearest other known index is zero."""
+    other = high if high in known else max((index for index in known if index < low), default=low)
+    fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
+    return low + int(min(known[low] / fall, 2.0**40)) if fall > 0.0 else (low + high) // 2
