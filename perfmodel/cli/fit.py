@@ -50,25 +50,27 @@ def fit(
     def run_object(run: Any) -> dict[str, Any]:
         return {name: plan_to_dict(run.plan) if name == "plan" else getattr(run, name) for name in run.__dataclass_fields__}
 
-    content = {
-        **picked(fitted, "profile base"),
-        "num_runs": len(fitted.runs),
-        **picked(fitted, "error_before error_after error_left_out noise"),
-        "habits": [asdict(behaviour) for behaviour in fitted.behaviours],
-        "runs": [run_object(run) for run in fitted.runs],
-        "outliers": [run.id for run in fitted.outliers],
-        "next_run": next(map(run_object, fitted.next_runs), None),
-        "memory": None
-        if memory is None
-        else {
-            **picked(memory, "error_before error_after error_left_out"),
-            "habit": asdict(memory.behaviour),
-            "runs": list(map(run_object, memory.runs)),
-        },
-        "notes": fitted.notes,
-        "saved": save,
-    }
-    show(Document(content=lambda: content, blocks=lambda: _blocks(fitted, save)), output)
+    def content() -> dict[str, Any]:
+        return {
+            **picked(fitted, "profile base"),
+            "num_runs": len(fitted.runs),
+            **picked(fitted, "error_before error_after error_left_out noise"),
+            "habits": [asdict(behaviour) for behaviour in fitted.behaviours],
+            "runs": [run_object(run) for run in fitted.runs],
+            "outliers": [run.id for run in fitted.outliers],
+            "next_run": next(map(run_object, fitted.next_runs), None),
+            "memory": None
+            if memory is None
+            else {
+                **picked(memory, "error_before error_after error_left_out"),
+                "habit": asdict(memory.behaviour),
+                "runs": list(map(run_object, memory.runs)),
+            },
+            "notes": fitted.notes,
+            "saved": save,
+        }
+
+    show(Document(content=content, blocks=lambda: _blocks(fitted, save)), output)
 
 
 def _blocks(fitted: FittedProfile, save: Path | None) -> Iterator[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
@@ -77,19 +77,22 @@ def limits(
             any_framework=any_framework,
             progress=progress.share,
         )
-    content = {
-        **result.setting.described(),
-        "global_batch": result.given_batch,
-        **picked(result, "memory_usable memory_headroom risk"),
-        "limits": {
-            limit.name: {
-                **picked(limit, "value limited_by reason memory_class"),
-                "prediction": prediction_object(limit.prediction[0]) if limit.prediction else {},
-            }
-            for limit in result
-        },
-    }
-    show(Document(content=lambda: content, blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
+
+    def content() -> dict[str, Any]:
+        return {
+            **result.setting.described(),
+            "global_batch": result.given_batch,
+            **picked(result, "memory_usable memory_headroom risk"),
+            "limits": {
+                limit.name: {
+                    **picked(limit, "value limited_by reason memory_class"),
+                    "prediction": prediction_object(limit.prediction[0]) if limit.prediction else {},
+                }
+                for limit in result
+            },
+        }
+
+    show(Document(content=content, blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
 
 
 def _blocks(result: Limits) -> Iterator[Block]:

@@ -79,11 +79,15 @@ def run(
             loaded, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
     measured = comparison.measurement
-    try:
+
+    def blocks() -> Iterator[Block]:
         facts = [("job", job_line(measured.plan)), ("plan", plan_line(measured.plan)), *measurement_facts(comparison)]
-        tables = [predicted_and_measured(comparison), collectives_table(measured)]
-        blocks = [Facts(run_verdict(comparison), facts), *tables, *_busy(measured.busy_fraction, "run it")]
-        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: blocks), output)
+        yield Facts(run_verdict(comparison), facts)
+        yield from (predicted_and_measured(comparison), collectives_table(measured))
+        yield from _busy(measured.busy_fraction, "run it")
+
+    try:
+        show(Document(content=lambda: comparison_object(comparison), blocks=blocks), output)
     finally:  # a measurement is shown if it cannot be saved, and saved if it cannot be shown
         if save is not None:
             from perfmodel.parallel.results import append_measurement
