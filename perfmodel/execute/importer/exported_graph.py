@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
-from perfmodel.execute.importer.value_sizes import settle_sizes
+from perfmodel.execute.importer.value_sizes import EVEN_SHARE
 from perfmodel.execute.local import num_bytes
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
@@ -53,7 +54,7 @@ _CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ExportedModule:
     """Convert `program`, the result of torch.export for `module` under `mode`."""
-    num_shares = settle_sizes(program)
+    num_shares = sum(EVEN_SHARE in node.meta for node in program.graph.nodes)
     shares = f"; {num_shares} sizes that only values tell are even shares" if num_shares else ""
     reader = _Reader(module, program, mode)
     graph = reader.read(name)
@@ -157,7 +158,8 @@ class _Reader:
         self.buffer_bytes = num_bytes(module.buffers())
 
     def read(self, name: str) -> ImportedGraph:
-        signature = self.program.graph_signature
+        signature = self.program.graph_signature  # its mappings are built at each access
+        parameters, stored = signature.inputs_to_parameters, {*signature.inputs_to_buffers, *signature.inputs_to_lifted_tensor_constants}
         for node in self.program.graph.nodes:
             value = node.meta.get("val")
             if node.op == "call_function":
@@ -165,11 +167,11 @@ class _Reader:
             if node.op != "placeholder" or not isinstance(value, torch.Tensor):
                 continue
             shape = _shape(value)
-            parameter = signature.inputs_to_parameters.get(node.name)
+            parameter = parameters.get(node.name)
             if parameter is not None:
                 parameter = self.canonical.get(parameter, parameter)
                 self.values[node] = [ExportedValue(view=_by_position(shape), parameter=parameter, stored=node)]
-            elif node.name in signature.inputs_to_buffers or node.name in signature.inputs_to_lifted_tensor_constants:
+            elif node.name in stored:
                 self.values[node] = [ExportedValue(view=lost(shape), stored=node)]
             else:
                 names = tuple(chr(ord("a") + index) for index in range(len(shape)))
@@ -453,6 +455,7 @@ def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
     return [ExportedValue(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
 
 
+@lru_cache(maxsize=4096)
 def _by_position(shape: Shape) -> tuple[Position, ...]:
     return identity_view(shape, [str(index) for index in range(len(shape))])
 
@@ -469,7 +472,8 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 
 def _shape(tensor: torch.Tensor) -> Shape:
-    sizes = tuple(tensor.shape)
+    # torch keeps a size that turned out to be constant, such as that of a bincount, as an expression
+    sizes = tuple(int(size) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size for size in tensor.shape)
     if not all(isinstance(size, int) for size in sizes):
         raise InputError(f"module: a tensor of shape {tuple(map(str, sizes))} depends on values; give the module inputs of fixed shapes")
     return sizes
@@ -519,7 +523,8 @@ def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
     return order
 
 
-def _links(view: Sequence[Position], dims: Sequence[str], producer_dims: Sequence[str]) -> tuple[DimLink, ...]:
+@lru_cache(maxsize=4096)  # equal layers have equal links
+def _links(view: tuple[Position, ...], dims: tuple[str, ...], producer_dims: tuple[str, ...]) -> tuple[DimLink, ...]:
     """Return the links between producer and consumer dims. `producer_dims`: by position of the tensor; empty for a parameter."""
     links = []
     for position, dim in zip(view, dims, strict=True):

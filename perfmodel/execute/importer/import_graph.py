@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
+import gc
 import importlib
 import inspect
 import io
@@ -16,14 +16,18 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx import config as fx_config
 
 from perfmodel.execute.importer.exported_graph import ExportedModule, read_program
+from perfmodel.execute.importer.repeats import Repeats, replaced_forward, write_out
+from perfmodel.execute.importer.value_sizes import EvenShares
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.imported.input_spec import InputSpec
@@ -59,7 +63,7 @@ def find_factory(reference: str) -> Callable[[], Any]:
     if not is_name:
         raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
     try:
-        with _this_folder_first(), contextlib.redirect_stdout(sys.stderr):
+        with _this_folder_first(), redirect_stdout(sys.stderr):
             target: object = importlib.import_module(module_name.strip())
     except ModuleNotFoundError as error:
         if error.name and (module_name.strip() + ".").startswith(error.name + "."):
@@ -138,6 +142,18 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause garbage collection: a module of many experts has millions of live objects, which each collection visits."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+@contextmanager
 def _convertible() -> Iterator[None]:
     """Support `module.to(dtype)` and the like under fake tensors.
 
@@ -181,9 +197,9 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
 
     The module is built under fake tensors: parameters have shapes but no memory. A module that exists already keeps its parameters.
     """
-    with _quietly(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with _quietly(), _uncollected(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
-            with _convertible(), contextlib.redirect_stdout(sys.stderr):
+            with _convertible(), redirect_stdout(sys.stderr):
                 module = make()
         except InputError:
             raise
@@ -201,8 +217,7 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
         positional = tuple(tensor for tensor, spec in zip(tensors, inputs, strict=True) if not spec.name)
         named = {spec.name: tensor for tensor, spec in zip(tensors, inputs, strict=True) if spec.name}
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
-                program = torch.export.export(module, positional, named, strict=False)
+            program = _export(module, positional, named)
         except Exception as error:
             names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
             depends = bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
@@ -212,3 +227,31 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
             remedy = "take out what depends on the values of tensors" if depends else fitting
             raise bad_field("module", name, f"{what}: {_first_line(error)}", remedy) from error
         return read_program(module, program, mode, name=name)
+
+
+def _export(module: nn.Module, positional: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> ExportedProgram:
+    """Export a module. Layers that compute the same are traced once, or each of them if that is not exact."""
+    repeats = Repeats(module)
+    if repeats.groups:
+        with suppress(Exception):
+            with repeats.traced_once():
+                program = _traced(module, positional, named)
+            if repeats.is_exact and write_out(program):
+                return program
+    return _traced(module, positional, named)
+
+
+def _traced(module: nn.Module, positional: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> ExportedProgram:
+    """Return torch's exported program, without what it prints and without the stack traces of its nodes."""
+    forward = module.forward
+
+    def with_even_shares(*args: Any, **kwargs: Any) -> Any:
+        with EvenShares():  # only here: a mode sees each access to an attribute of a tensor, and torch reads those of all parameters
+            return forward(*args, **kwargs)
+
+    fx_config.do_not_emit_stack_traces = True
+    try:
+        with replaced_forward(module, with_even_shares), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            return torch.export.export(module, positional, named, strict=False)
+    finally:
+        fx_config.do_not_emit_stack_traces = False

@@ -1,4 +1,4 @@
-"""Data-dependent sizes of an exported program, such as the number of tokens per expert, replaced by even shares.
+"""Data-dependent sizes of an export, such as the number of tokens per expert, replaced by even shares.
 
 T tokens that choose k of E experts each make T k choices; each expert gets T k / E. The mask that selects the tokens of an expert has
 that number of nonzero entries. Every operator then has a size, and the work of all experts together equals that of the choices.
@@ -7,16 +7,22 @@ This is exact for a balanced router (Shazeer et al. 2017, arXiv 1701.06538, sect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
     from torch.fx import Node
 
+EVEN_SHARE = "even_share"
+#: Functions whose output has one entry for each nonzero of a mask: the argument number of the mask, or of the indices among which it is.
+_SELECTS = {"where": 0, "nonzero": 0, "masked_select": 1, "__getitem__": 1}
 #: Operators whose output has the same share of nonzero entries as their first input.
 _KEEPS_SHARE = frozenset(
     {
@@ -29,33 +35,34 @@ _SEARCHES = {"topk": (1, 2, -1), "sort": (1, 1, -1), "argsort": (0, 1, -1), "arg
 _FEWER = frozenset({"any", "sum", "amax"})
 
 
-def settle_sizes(program: ExportedProgram) -> int:
-    """Replace each data-dependent size of the program by an even share, in place, where one is known. Return the number of sizes."""
-    sizes: dict[Any, int] = {}
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if value is None:
-            continue
-        for symbol in _symbols(value) - set(sizes):
-            mask = _mask(node)
-            share = None if mask is None else _share(mask)
-            if share is not None:
-                sizes[symbol] = max(1, ceil(share * mask.meta["val"].numel()))
-        node.meta["val"] = _settled(value, sizes)
-    return len(sizes)
+class EvenShares(TorchFunctionMode):
+    """Mode of an export: a mask with a known share of nonzero entries selects that share.
 
+    The number is set before torch looks for it (`nonzero_memo` of a fake tensor), so the export has no unknown size: one for each expert
+    takes more than half of its time.
+    The node of such a mask has `EVEN_SHARE` in its `meta`.
+    """
 
-def _mask(node: Node) -> Any:
-    """Return the mask by whose values an operator selects entries; None for any other."""
-    name, tensors = _name(node), [argument for argument in node.args if isinstance(argument, torch.fx.Node)]
-    if name in ("nonzero", "nonzero_numpy") or (name == "where" and len(tensors) == 1):
-        return tensors[0]
-    if name == "masked_select":
-        return tensors[1]
-    if name == "index":
-        masks = [mask for mask in node.args[1] if mask is not None and mask.meta["val"].dtype == torch.bool]
-        return masks[0] if len(masks) == 1 else None
-    return None
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        number = _SELECTS.get(name)
+        if number is not None and number < len(args) and (name != "where" or len(args) == 1):
+            for index in tree_leaves(args[number]):
+                if isinstance(index, FakeTensor) and (name != "__getitem__" or index.dtype is torch.bool):
+                    self._settle(index)
+        return func(*args, **(kwargs or {}))
+
+    def _settle(self, mask: FakeTensor) -> None:
+        mode = get_proxy_mode()
+        if mode is None or mask.nonzero_memo is not None:
+            return
+        slot = get_proxy_slot(mask, mode.tracer, None)
+        share = None if slot is None else _share(slot.proxy.node)
+        if share is not None:
+            mask.nonzero_memo = max(1, ceil(share * mask.numel()))
+            slot.proxy.node.meta[EVEN_SHARE] = share
 
 
 def _share(node: Node) -> float | None:
@@ -98,26 +105,3 @@ def _name(node: Node) -> str:
         return ""
     schema = getattr(node.target, "_schema", None)
     return schema.name.rpartition("::")[2] if schema is not None else str(getattr(node.target, "__name__", ""))
-
-
-def _symbols(value: object) -> set[Any]:
-    if isinstance(value, torch.Tensor):
-        return {symbol for size in value.shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
-    if isinstance(value, (list, tuple)):
-        return {symbol for item in value for symbol in _symbols(item)}
-    return set()
-
-
-def _settled(value: object, sizes: Mapping[Any, int]) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_settled(item, sizes) for item in value)
-    if isinstance(value, torch.SymInt):
-        number = value.node.expr.subs(sizes)
-        return int(number) if number.is_Integer else value
-    if not isinstance(value, torch.Tensor) or all(type(size) is int for size in value.shape):
-        return value
-    shape = [_settled(size, sizes) for size in value.shape]
-    if not all(type(size) is int for size in shape):
-        return value
-    with value.fake_mode:  # type: ignore[attr-defined]
-        return torch.empty(shape, dtype=value.dtype, device=value.device)
