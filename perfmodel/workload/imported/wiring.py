@@ -63,11 +63,8 @@ class Wiring:
         for at, vertex in enumerate(self.graph.vertices):
             producers = self.into.get(at, {}).values()
             trained.append(any(trained[producer] for producer in producers) or any(operand.parameter for operand in vertex.inputs))
-            if vertex.kind is ImportedKind.MATMUL and trained[at]:
-                before = {index for producer in producers for index in self.between(producer)}
-                combines = self.matrices(at) is None and any(is_choice(self.vertex(index)) for index in before)
-                if not combines:
-                    self.products.add(at)
+            if vertex.kind is ImportedKind.MATMUL and trained[at] and (self.matrices(at) is not None or not self._follows_choice(at)):
+                self.products.add(at)
 
     def vertex(self, at: int) -> ImportedVertex:
         return self.graph.vertices[at]
@@ -100,6 +97,10 @@ class Wiring:
         """Return the last products on all paths to the activations that a product multiplies with its weights."""
         given = self.given(product)
         return {before for at in given for before in self.products_before(at, first=first)} if given else set()
+
+    def _follows_choice(self, at: int) -> bool:
+        """Return whether entries are selected between the last products and a vertex."""
+        return any(is_choice(self.vertex(index)) for producer in self.into.get(at, {}).values() for index in self.between(producer))
 
     def product_after(self, at: int) -> int | None:
         """Return the first product on any path from a vertex."""
@@ -177,8 +178,7 @@ class Wiring:
         if producer is None or self.vertex(producer).kind not in _HANDS_ON:
             return None
         inputs = [index for index, other in enumerate(self.vertex(producer).inputs) if not other.is_index]
-        stored = [self._stored(producer, index) for index in inputs]
-        return stored[0] if len(stored) == 1 else None
+        return self._stored(producer, inputs[0]) if len(inputs) == 1 else None
 
     def _has_bias(self, product: int, entries: int) -> bool:
         """Return whether the product has a bias: a vector that it adds, or for several matrices a parameter added to all outputs."""

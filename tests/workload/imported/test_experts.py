@@ -1,7 +1,7 @@
 """Imported decoders with experts and latents, in each way to run them: the models that config.json files of their sizes are."""
 
 import json
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -219,7 +219,7 @@ def gpt_oss(model):
     return Net(layers, h=h, vocab=model.vocab_size)
 
 
-def deepseek_v2_lite(model):
+def deepseek_v2_lite(model, run=all_at_once):
     """Latents of keys and values alone, one dense layer, shared experts."""
     experts, latents, h = model.parts.experts, model.parts.latent, model.hidden_size
     widths = (latents.key_value_rank, latents.nope_head_dim, latents.rope_head_dim, latents.value_head_dim)
@@ -227,7 +227,7 @@ def deepseek_v2_lite(model):
         Layer(
             h,
             Latent(h, model.num_attention_heads, latents.query_rank, *widths),
-            Mixture(h, experts.width, experts.num_experts, experts.top_k, all_at_once, shared=experts.shared_width)
+            Mixture(h, experts.width, experts.num_experts, experts.top_k, run, shared=experts.shared_width)
             if number
             else Forward(h, model.intermediate_size),
         )
@@ -236,7 +236,14 @@ def deepseek_v2_lite(model):
     return Net(layers, h=h, vocab=model.vocab_size)
 
 
-@pytest.mark.parametrize(("name", "make"), [pytest.param("gpt-oss-20b", gpt_oss, marks=NIGHTLY), ("deepseek-v2-lite", deepseek_v2_lite)])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        pytest.param("gpt-oss-20b", gpt_oss, marks=NIGHTLY),
+        ("deepseek-v2-lite", deepseek_v2_lite),
+        pytest.param("deepseek-v2-lite", partial(deepseek_v2_lite, run=by_one_hot), marks=NIGHTLY, id="1,664 experts in loops"),
+    ],
+)
 @pytest.mark.slow
 def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     known = load_model(name)
