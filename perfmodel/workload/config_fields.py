@@ -174,25 +174,6 @@ class ConfigFields:
 _ACTIVATIONS = {name: activation for activation, spec in ACTIVATIONS.items() for name in spec.names}
 
 
-def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False, width: str = "intermediate_size") -> Values:
-    """Return the sizes under their usual names. Without head_dim, the heads divide the hidden size."""
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    values = {
-        "num_hidden_layers": fields.count("num_hidden_layers"),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.count("num_key_value_heads", default=heads if kv_default else None),
-        "intermediate_size": fields.count(width),
-        "vocab_size": fields.count("vocab_size"),
-        "max_position_embeddings": fields.count("max_position_embeddings"),
-    }
-    if fields.has("head_dim") or head_dim_required:
-        values["head_dim"] = fields.count("head_dim")
-    else:
-        values["head_dim"] = fields.defaults.get("head_dim") or head_dim_of(hidden, heads)
-    return values
-
-
 def head_dim_of(hidden: int, heads: int) -> int:
     if heads < 1 or hidden % heads:
         raise bad_field("num_attention_heads", printable(heads), f"must divide hidden_size={printable(hidden)}", "or give head_dim")
