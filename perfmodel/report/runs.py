@@ -11,7 +11,7 @@ from perfmodel.foundation.units import format_bytes, format_time, format_traffic
 from perfmodel.hardware.calibration import MEASURED_NOW, MOST_BUSY
 from perfmodel.parallel.results import Comparison, Measurement
 from perfmodel.report.predictions import prediction_object
-from perfmodel.report.table import Table, words
+from perfmodel.report.table import Table, table_of, words
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
@@ -87,12 +87,7 @@ def predicted_and_measured(comparison: Comparison) -> Table:
         else:
             rows.append((f"  {words(name).replace('.', ' ')}", "", format_time(time), ""))
     rows.append(_row("memory of the fullest rank", predicted.memory["total"], measured.peak_memory, format_bytes))
-    return Table(
-        title="Predicted against measured",
-        headers=("", "predicted", "measured", "error"),
-        rows=tuple(rows),
-        right=("predicted", "measured", "error"),
-    )
+    return table_of("Predicted against measured", " | >predicted | >measured | >error", rows)
 
 
 def _row(name: str, predicted: float, measured: float, form: Any) -> tuple[str, str, str, str]:
@@ -104,12 +99,8 @@ def collectives_table(measurement: Measurement) -> Table:
         (collective.kind.replace("_", " "), collective.axis, f"{collective.count:,}", format_traffic(collective.num_bytes))
         for collective in measurement.collectives
     ]
-    return Table(
-        title="Collectives that one rank issued in a step (full buffers)",
-        headers=("kind", "axis", "count", "bytes"),
-        rows=tuple(rows) or (("none", "", "", ""),),
-        right=("count", "bytes"),
-    )
+    title = "Collectives that one rank issued in a step (full buffers)"
+    return table_of(title, "kind | axis | >count | >bytes", rows or [("none", "", "", "")])
 
 
 def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int, int]]]) -> Table:
@@ -119,22 +110,19 @@ def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int,
         first, last = range_
         return str(first) if first == last else f"{first}-{last}"
 
-    cells = []
-    for name, comparison, predicted_place, measured_place in rows:
-        predicted, measured = comparison.prediction, comparison.measurement
-        cells.append(
-            (
-                name,
-                format_time(predicted.step_time),
-                format_time(measured.step_time),
-                f"{comparison.time_error:+.1%}",
-                rank_text(predicted_place),
-                rank_text(measured_place),
-                format_bytes(predicted.memory["total"]),
-                format_bytes(measured.peak_memory),
-                f"{comparison.memory_error:+.1%}",
-            )
+    cells = (
+        (
+            name,
+            format_time(comparison.prediction.step_time),
+            format_time(comparison.measurement.step_time),
+            f"{comparison.time_error:+.1%}",
+            rank_text(predicted_place),
+            rank_text(measured_place),
+            format_bytes(comparison.prediction.memory["total"]),
+            format_bytes(comparison.measurement.peak_memory),
+            f"{comparison.memory_error:+.1%}",
         )
-    times = ("predicted", "measured", "error", "rank", "measured rank")
-    headers = ("plan", *times, "memory", "measured", "memory error")
-    return Table(title="Predicted against measured", headers=headers, rows=tuple(cells), right=headers[1:], fold=("plan",))
+        for name, comparison, predicted_place, measured_place in rows
+    )
+    columns = "~plan | >predicted | >measured | >error | >rank | >measured rank | >memory | >measured | >memory error"
+    return table_of("Predicted against measured", columns, cells)

@@ -27,7 +27,7 @@ from perfmodel.report.predictions import (
     prediction_object,
     short_plan_text,
 )
-from perfmodel.report.table import Table, bytes_like, percent, table_of_rows, times_like
+from perfmodel.report.table import Table, bytes_like, percent, table_of, table_of_rows, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
@@ -86,21 +86,15 @@ def certainty_table(result: SearchResult) -> Table:
     """Return the table of the fastest plan at each risk of running out of memory."""
     best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
     step = times_like(min(best, default=1.0))
-
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for certainty in result.certainty:
-        prediction = certainty.prediction[0] if certainty.prediction else None
-        rows.append(
-            {
-                "risk": percent(certainty.risk),
-                "step time": step(prediction.step_time) if prediction else "-",
-                "slower": _relative_to_best(prediction.step_time, best[0]) if prediction else "-",
-                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
-                "plan": short_plan_text(prediction.plan) if prediction else "none",
-            }
-        )
-    title, right = "Fastest plan at each risk of running out of memory", ("risk", "step time", "slower", PROBABILITY)
-    return table_of_rows(title, rows, right=right, fold=("plan",))
+        cells: tuple[str, ...] = ("-", "-", "-", "none")
+        for prediction in certainty.prediction:
+            slower, share = _relative_to_best(prediction.step_time, best[0]), probability_cell(prediction.fits_probability)
+            cells = (step(prediction.step_time), slower, share, short_plan_text(prediction.plan))
+        rows.append((percent(certainty.risk), *cells))
+    columns = f">risk | >step time | >slower | >{PROBABILITY} | ~plan"
+    return table_of("Fastest plan at each risk of running out of memory", columns, rows)
 
 
 def search_line(result: SearchResult) -> str:
@@ -328,13 +322,7 @@ def _relative_to_best(time: float, best: float) -> str:
 def rejected_table(result: SearchResult) -> Table:
     rows = [(f"{count:,}", "plans", reason) for reason, count in result.rejected.items()]
     rows += [(f"{count:,}", "layouts", reason) for reason, count in result.left_out.items()]
-    return Table(
-        title="Rejected plans and layouts",
-        headers=("count", "of", "reason"),
-        rows=tuple(rows),
-        right=("count",),
-        fold=("reason",),
-    )
+    return table_of("Rejected plans and layouts", ">count | of | ~reason", rows)
 
 
 def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
