@@ -1,4 +1,4 @@
-"""Iteration spaces of torch operators (`aten_rules.py`, `index_rules.py`): dims, the dims of each tensor, and the work."""
+"""Iteration spaces of torch operators (`aten_rules.py`): dims, the dims of each tensor, and the work."""
 
 from __future__ import annotations
 
