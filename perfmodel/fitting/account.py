@@ -9,8 +9,7 @@ from typing import Any
 
 from perfmodel.cost.resolve import CPU_PROFILE
 from perfmodel.fitting.columns import Row
-from perfmodel.fitting.fit import Array, UserRun, fit_own
-from perfmodel.fitting.memory import fit_memory
+from perfmodel.fitting.fit import Array, UserRun, fit_memory, fit_own
 from perfmodel.fitting.next_run import next_run
 from perfmodel.fitting.plan import has_memory, has_time, run_of_row
 from perfmodel.fitting.read import RunFile
