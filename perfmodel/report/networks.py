@@ -15,7 +15,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
 from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
-from perfmodel.report.table import Table, bar, percent, table_of, table_of_rows, words
+from perfmodel.report.table import Table, bar, percent, table_of, words
 from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")
@@ -64,16 +64,10 @@ def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> 
     rows = []
     for name, prediction in {"every operator by itself": best, **strategies}.items():
         times = prediction.step_time / best.step_time
-        rows.append(
-            {
-                "strategy": name,
-                "step time": format_time(prediction.step_time),
-                "vs best": "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
-                "memory": format_bytes(prediction.memory["total"]),
-                "fits": fits_cell(prediction.verdict),
-            }
-        )
-    return table_of_rows("Compared with common strategies", rows, right=("step time", "vs best", "memory"))
+        slower = "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x"
+        memory = format_bytes(prediction.memory["total"])
+        rows.append((name, format_time(prediction.step_time), slower, memory, fits_cell(prediction.verdict)))
+    return table_of("Compared with common strategies", "strategy | >step time | >vs best | >memory | fits", rows)
 
 
 def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
@@ -118,15 +112,16 @@ def trained_line(plan: Plan) -> str:
 
 
 def measured_table(names: Sequence[str], predictions: Sequence[Prediction], measurements: Sequence[NetworkMeasurement]) -> Table:
-    rows = [
-        {
-            "plan": name,
-            "predicted": format_time(predicted.step_time),
-            "measured": format_time(measured.step_time),
-            "error": f"{predicted.step_time / measured.step_time - 1.0:+.1%}",
-            "spread": format_time(measured.step_time_spread),
-            "gradients, off by": f"{measured.gradient_error:.1e}",
-        }
+    rows = (
+        (
+            name,
+            format_time(predicted.step_time),
+            format_time(measured.step_time),
+            f"{predicted.step_time / measured.step_time - 1.0:+.1%}",
+            format_time(measured.step_time_spread),
+            f"{measured.gradient_error:.1e}",
+        )
         for name, predicted, measured in zip(names, predictions, measurements, strict=True)
-    ]
-    return table_of_rows("Predicted against measured, all in one run", rows, right=tuple(rows[0])[1:])
+    )
+    columns = "plan | >predicted | >measured | >error | >spread | >gradients, off by"
+    return table_of("Predicted against measured, all in one run", columns, rows)

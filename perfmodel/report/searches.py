@@ -390,24 +390,18 @@ def neighbours_table(explanation: Explanation) -> Table:
             along = {part: sign * difference for part, difference in neighbour.parts.items()}  # the direction of the total change
             part = max(along, key=along.__getitem__)
             change = f"{part.replace('_', ' ')} {'+' if neighbour.parts[part] > 0 else '-'}{format_time(abs(along[part]))}"
-        rows.append(
-            {
-                "knob": knobs_text({**neighbour.knobs, **neighbour.changed}),
-                "step time": step(prediction.step_time) if prediction else "-",
-                "change": _relative_to_best(prediction.step_time, step_time) if prediction else "-",
-                "memory": size(prediction.memory["total"]) if prediction else "-",
-                "fits": fits_cell(prediction.verdict) if prediction else "-",
-                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
-                "largest change": change,
-            }
-        )
-    return table_of_rows(
-        "One knob changed, with every other knob that has to follow",
-        rows,
-        right=("step time", "change", "memory", PROBABILITY),
-        fold=("knob", "largest change"),
-        optional=("fits",),
-    )
+        cells: tuple[str, ...] = ("-",) * 5
+        if prediction is not None:
+            cells = (
+                step(prediction.step_time),
+                _relative_to_best(prediction.step_time, step_time),
+                size(prediction.memory["total"]),
+                fits_cell(prediction.verdict),
+                probability_cell(prediction.fits_probability),
+            )
+        rows.append((knobs_text({**neighbour.knobs, **neighbour.changed}), *cells, change))
+    columns = f"~knob | >step time | >change | >memory | ?fits | >{PROBABILITY} | ~largest change"
+    return table_of("One knob changed, with every other knob that has to follow", columns, rows)
 
 
 def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
