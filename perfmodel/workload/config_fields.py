@@ -156,8 +156,7 @@ class ConfigFields:
         return value
 
     @_noted("gelu")
-    def activation(self, *keys: str, default: str) -> str:
-        key = next((key for key in keys if self.has(key)), keys[0])
+    def activation(self, key: str, *, default: str) -> str:
         value = self.data.get(key) if self.has(key) else default
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise bad_field(key, printable(value), "this activation is not modelled", f"known are {', '.join(_ACTIVATIONS)}")

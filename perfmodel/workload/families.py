@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +56,36 @@ _NAMES: Mapping[Any, str] = {int: "int", bool: "bool", float: "float"}
 _TYPES = {name: _NAMES.get(field.type, "text") for name, field in FIELDS.items()} | {"activation": "activation"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyTable:
+    """Content of `families.json`.
+
+    families     entries by `model_type`
+    blocks       entries that families share, by name
+    unsupported  text in a refusal -> prefixes of `model_type`, of which the longest match counts
+    variants     key of a variant that no family supports -> its meaning
+    """
+
+    families: Mapping[str, Mapping[str, Any]]
+    blocks: Mapping[str, Mapping[str, Any]]
+    unsupported: Mapping[str, Sequence[str]]
+    variants: Mapping[str, str]
+
+    def family_with(self, about: str, name: str) -> str:
+        """Return the family that has a name in a list of its entry (`classes`, `text_of`); empty: none has."""
+        return next((family for family, entry in self.families.items() if name in entry.get(about, ())), "")
+
+
 @lru_cache(maxsize=1)
-def family_table() -> Mapping[str, Any]:
-    """Return the content of `families.json`: blocks, families, prefixes of families that are not modelled, and keys of variants."""
-    table: Mapping[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
-    return table
+def family_table() -> FamilyTable:
+    return FamilyTable(**json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8")))
 
 
-def families() -> Mapping[str, Mapping[str, Any]]:
-    """Return the entry of each family, by `model_type`."""
-    entries: Mapping[str, Mapping[str, Any]] = family_table()["families"]
-    return entries
-
-
-def family_with(about: str, name: str) -> str:
-    """Return the family that has a name in a list of its entry (`classes`, `text_of`); empty: none has."""
-    return next((family for family, entry in families().items() if name in entry.get(about, ())), "")
-
-
+@lru_cache(maxsize=256)
 def parts_of_family(name: str) -> Mapping[str, Any]:
-    """Return the parts that a family reads, by name, and `layers` where it assigns them to layers."""
-    entry = _entry(name)
+    """Return the parts that a family or block reads, by name, and `layers` where it assigns them to layers."""
+    table = family_table()
+    entry = table.blocks.get(name) or table.families[name]
     inherited = {part: spec for base in entry.get("base", []) for part, spec in parts_of_family(base).items()}
     return inherited | {part: entry[part] for part in (*PARTS, "layers") if part in entry}
 
@@ -86,27 +95,26 @@ def read_family(fields: ConfigFields) -> Values:
     values = _values(fields, fields.model_type, {})
     if "_layers" in values:
         values |= layer_parts(values["_layers"], **{part: values[part] for part in PARTS if part in values})
-    return {name: value for name, value in values.items() if not name.startswith("_")}
-
-
-def _entry(name: str) -> Mapping[str, Any]:
-    entry: Mapping[str, Any] = family_table()["blocks"].get(name) or families()[name]
-    return entry
+    for name in [*values]:
+        if name.startswith("_"):
+            del values[name]
+    return values
 
 
 def _values(fields: ConfigFields, name: str, before: Values) -> Values:
     """Return the values of a family or block. before: values that its expressions may name."""
     inherited: Values = {}
     values: Values = {}
-    for field, spec in _entry(name).items():
+    table = family_table()
+    for field, spec in (table.blocks.get(name) or table.families[name]).items():
         known = {**before, **inherited, **values}
         if field == "base":
             for base in spec:
                 inherited |= _values(fields, base, {**known, **inherited})
         elif field == "check":
-            for key, (expected, others) in spec.items():
-                of, last = _nested(fields, key)
-                of.must_be(last, _term(expected[2:], known) if str(expected).startswith("= ") else expected, others)
+            for path, (expected, others) in spec.items():
+                of, key = _nested(fields, path)
+                of.must_be(key, _evaluated(expected[2:], known) if str(expected).startswith("= ") else expected, others)
         elif field == "adds":
             for rule in spec:
                 values |= RULES[rule](fields, {**known, **values})
@@ -136,11 +144,12 @@ def _value(fields: ConfigFields, name: str, kind: str, spec: Any, known: Values)
     """
     if not isinstance(spec, str | None) or kind == "text":
         return spec
-    source, equals, default = (part.strip() for part in (spec or name).partition("="))
+    source, equals, default = map(str.strip, (spec or name).partition("="))
     if not source:
         return _evaluated(default, known)
     first, _, second = source.partition(" or ")
-    of, key = _nested(fields, first if not second or fields.has(first) else second)
+    path = first if not second or fields.has(first) else second
+    of, key = _nested(fields, path) if "." in path else (fields, path)
     match kind or default:
         case "bool" | "true" | "false":
             return of.flag(key, default=default == "true")
@@ -149,7 +158,7 @@ def _value(fields: ConfigFields, name: str, kind: str, spec: Any, known: Values)
         case "activation":
             return of.activation(key, default=default)
         case "Score":
-            return of.choice(key, _SCORES, default=str(_term(default, known)))
+            return of.choice(key, _SCORES, default=str(_evaluated(default, known)))
     if key.startswith("?"):
         key = key[1:]
         return 0 if key in of.data and not of.has(key) else of.count(key)
@@ -170,13 +179,12 @@ def _nested(fields: ConfigFields, path: str) -> tuple[ConfigFields, str]:
 
 
 def _evaluated(expression: str, known: Values) -> Any:
-    """Return the value of names and numbers with operators between them, from left to right."""
-    first, *rest = expression.split()
-    value = _term(first, known)
-    for sign, term in list(pairwise(rest))[::2]:
-        value = _OPERATORS[sign](value, _term(term, known))
+    """Return the value of names, words and numbers with operators between them, from left to right."""
+    value, combine = None, _OPERATORS["+"]
+    for position, word in enumerate(expression.split()):
+        if position % 2:
+            combine = _OPERATORS[word]
+            continue
+        term = int(word) if word.isdecimal() else known.get(word, word)
+        value = combine(value, term) if position else term
     return value
-
-
-def _term(word: str, known: Values) -> Any:
-    return int(word) if word.isdecimal() else known.get(word, word)

@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import listed, read_text
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
-from perfmodel.workload.families import families, family_table, family_with, parts_of_family, read_family
+from perfmodel.workload.families import family_table, parts_of_family, read_family
 from perfmodel.workload.imported.decoder import decoder_of, is_saved_graph, read_graph
 
 
@@ -53,11 +53,11 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if isinstance(nested, Mapping):  # a vision-language model: only its language model is modelled
         text = dict(nested)
         text.setdefault("tie_word_embeddings", data.get("tie_word_embeddings"))
-        text.setdefault("model_type", family_with("text_of", _text(data, "model_type")) or None)
+        text.setdefault("model_type", family_table().family_with("text_of", _text(data, "model_type")) or None)
         model_type = _model_type(text)
-        fields = ConfigFields(data=text, model_type=model_type, defaults=families()[model_type].get("class_defaults", {}))
+        fields = ConfigFields(data=text, model_type=model_type, defaults=family_table().families[model_type].get("class_defaults", {}))
     else:  # older Qwen files have no text_config: the language model's keys are next to the tower's
-        model_type = (left_out and family_with("text_of", _text(data, "model_type"))) or _model_type(data)
+        model_type = (left_out and family_table().family_with("text_of", _text(data, "model_type"))) or _model_type(data)
         fields = ConfigFields(data=data, model_type=model_type, defaults={})
     _refuse(fields)
     try:
@@ -93,13 +93,14 @@ def _refuse(fields: ConfigFields) -> None:
     data, family = fields.data, fields.model_type
     parts = parts_of_family(family)
     for keys, is_read, above in ((_MOE_KEYS, bool(parts), 1), (_MLA_KEYS, "latent" in parts, 0)):
-        numbers = [key for key in keys if isinstance(data.get(key), (int, float)) and not isinstance(data[key], bool)]
-        given = [key for key in numbers if data[key] > above]
-        if given and not is_read:
-            fields.refuse(given[0], f"model_type={family} has no such key", "name the family that has it, or leave it out")
+        for key in keys:
+            value = data.get(key)
+            if not is_read and isinstance(value, (int, float)) and not isinstance(value, bool) and value > above:
+                fields.refuse(key, f"model_type={family} has no such key", "name the family that has it, or leave it out")
+                break
     if data.get("is_encoder_decoder") is True or data.get("add_cross_attention") is True:
         raise _not_modelled(family, _ENCODER_DECODER)
-    for key, lacking in family_table()["variants"].items():
+    for key, lacking in family_table().variants.items():
         if data.get(key) and key != parts.get("latent", {}).get("index_top"):
             fields.refuse(key, f"{lacking} not modelled yet", "only models without are")
 
@@ -113,20 +114,20 @@ def _model_type(data: Mapping[str, Any]) -> str:
     if value is None:
         names = data.get("architectures")
         first = names[0] if isinstance(names, (list, tuple)) and names else None
-        value = (family_with("classes", first) or None) if isinstance(first, str) else None
+        value = (family_table().family_with("classes", first) or None) if isinstance(first, str) else None
         if value is None and isinstance(data.get("_class_name"), str):
             rule = "is a diffusers config, of a network that is no language model"
             remedy = "`perfmodel shard MODULE:FACTORY` takes any torch module"
             raise bad_field("_class_name", data["_class_name"], rule, remedy)
         if value is None:
-            known = f"use one of {', '.join(families())}"
+            known = f"use one of {', '.join(family_table().families)}"
             raise InputError(f"model_type: is missing, and architectures does not tell it either; {known}")
     if not isinstance(value, str):
-        raise bad_field("model_type", printable(value), "must be a text", "use one of " + ", ".join(families()))
-    if value in families():
+        raise bad_field("model_type", printable(value), "must be a text", "use one of " + ", ".join(family_table().families))
+    if value in family_table().families:
         return value
-    unsupported = {prefix: lacking for lacking, prefixes in family_table()["unsupported"].items() for prefix in prefixes}
+    unsupported = {prefix: lacking for lacking, prefixes in family_table().unsupported.items() for prefix in prefixes}
     prefix = max((known for known in unsupported if value.startswith(known)), key=len, default="")
     if prefix:
         raise _not_modelled(value, unsupported[prefix])
-    raise InputError(f"model_type={value[:80]!r}: there is no reader for this architecture{suggest(value, families())}")
+    raise InputError(f"model_type={value[:80]!r}: there is no reader for this architecture{suggest(value, family_table().families)}")

@@ -6,11 +6,12 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.workload import families as reader
 from perfmodel.workload.config import FIELDS
 from perfmodel.workload.config_fields import ConfigFields
-from perfmodel.workload.families import families, family_table, family_with, parts_of_family, read_family
+from perfmodel.workload.families import FamilyTable, family_table, parts_of_family, read_family
 from perfmodel.workload.family_rules import LAYERS, RULES
 from perfmodel.workload.layer_specs import PARTS
 
-ENTRIES = {**family_table()["blocks"], **families()}
+TABLE = family_table()
+ENTRIES = {**TABLE.blocks, **TABLE.families}
 WORDS = {"about", "base", "check", "window", "adds", "layers", "classes", "text_of", "class_defaults"}
 
 
@@ -27,12 +28,12 @@ def test_every_rule_and_every_block_is_used_and_every_class_has_one_family():
     assert {rule for entry in ENTRIES.values() for rule in entry.get("adds", [])} == set(RULES)
     assert {entry["layers"] for entry in ENTRIES.values() if "layers" in entry} == set(LAYERS)
     bases = [base for entry in ENTRIES.values() for base in entry.get("base", [])]
-    assert set(family_table()["blocks"]) <= set(bases)
+    assert set(TABLE.blocks) <= set(bases)
     for about in ("classes", "text_of"):
-        names = [name for entry in families().values() for name in entry.get(about, ())]
+        names = [name for entry in TABLE.families.values() for name in entry.get(about, ())]
         assert len(names) == len(set(names))
-    assert family_with("classes", "MixtralForCausalLM") == "mixtral"
-    assert family_with("text_of", "nothing") == ""
+    assert TABLE.family_with("classes", "MixtralForCausalLM") == "mixtral"
+    assert TABLE.family_with("text_of", "nothing") == ""
 
 
 def test_parts_are_those_of_the_bases_and_of_the_family():
@@ -44,7 +45,8 @@ def test_parts_are_those_of_the_bases_and_of_the_family():
 @pytest.fixture
 def read(monkeypatch):
     def read_entry(entry, faults=(), **data):
-        monkeypatch.setattr(reader, "families", lambda: {"toy": entry, "base": {"hidden_size": None, "vocab_size": 7}})
+        toys = {"toy": entry, "base": {"hidden_size": None, "vocab_size": 7}}
+        monkeypatch.setattr(reader, "family_table", lambda: FamilyTable(families=toys, blocks={}, unsupported={}, variants={}))
         fields = ConfigFields(data=data, model_type="toy", defaults={"head_dim": 32})
         values = read_family(fields)
         assert tuple(fields.faults) == faults
