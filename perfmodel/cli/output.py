@@ -197,8 +197,7 @@ def show(document: Document, output: Output) -> None:
 
 def csv_of(document: Document) -> str:
     """Return the rows of a document as CSV."""
-    from perfmodel.report.document import flat_rows
-    from perfmodel.report.rows import csv_text
+    from perfmodel.report.document import csv_text, flat_rows
 
     return csv_text(flat_rows(to_plain(document.content())) if document.rows is None else document.rows())
 

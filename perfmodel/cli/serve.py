@@ -300,8 +300,7 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
 
 
 def _run(asked: ServingRequest, output: Output) -> None:
-    from perfmodel.report.runs import busy_sentence
-    from perfmodel.report.serving_runs import run_facts, run_line, run_object, run_table
+    from perfmodel.report.runs import busy_sentence, run_facts, run_line, run_object, run_table
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:

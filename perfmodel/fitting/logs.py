@@ -1,8 +1,7 @@
-"""Step times and peaks of memory from logs of training frameworks. A log contains times only; its plan is given separately.
+"""Step times and peaks of memory from logs of training frameworks and traces of torch's profiler. Their plan is given separately.
 
-Formats, each from the framework's source code: torchtitan `components/metrics.py`; Megatron-LM `training/training.py` (`training_log`);
-nanotron `trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runtime/pipe/engine.py`; Hugging Face Transformers `trainer.py`
-(`speed_metrics`) and the progress bar of tqdm.
+`log_formats.yaml` has the lines that each framework prints. A trace (Chrome's JSON) has hundreds of megabytes, but few of the marks
+`ProfilerStep#N` that the profiler's schedule writes: they are found by pattern, and the rest is not parsed.
 """
 
 from __future__ import annotations
@@ -10,109 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from perfmodel.fitting.columns import Row
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.files import read_yaml
 
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _MOST_LINE = 4000
+_EVENT = re.compile(rb'\{[^{}]*"ProfilerStep\*?#(\d{1,9})"[^{}]*')
+_LENGTH = re.compile(rb'"dur"\s*:\s*(\d+(?:\.\d+)?)')
+_KIND = re.compile(rb'"cat"\s*:\s*"([^"]*)"')
+_RANKS = re.compile(rb'"world_size"\s*:\s*(\d{1,7})')
+_MICROSECOND = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFormat:
-    """Format in which a framework prints a step.
+class LineFormat:
+    """Format of a line with a step or a peak of memory, as `log_formats.yaml` describes it."""
 
-    framework   its name in runs; empty for one without a profile
-    has         text that every such line contains
-    pattern     groups: `step`, and one of `seconds`, `ms`, `tokens` (a second and chip), `samples` (a second), `rate` (steps a second);
-                `batch` where the line gives the sequences of a step; `size` is the K of 1.2K
-    """
-
-    name: str
+    has: str
+    pattern: re.Pattern[str]
+    name: str = ""
     framework: str = ""
-    has: str
-    pattern: re.Pattern[str]
+    unit: int = 0
 
 
-FORMATS = (
-    LogFormat(
-        name="torchtitan",
-        framework="torchtitan",
-        has="loss:",
-        pattern=re.compile(r"\bstep:\s*(?P<step>\d+)\s.*?\b(?:tps|wps):\s*(?P<tokens>[\d,.]+)"),
-    ),
-    LogFormat(
-        name="Megatron-LM",
-        framework="Megatron-LM",
-        has="elapsed time per iteration (ms):",
-        pattern=re.compile(
-            r"\biteration\s+(?P<step>\d+)/.*?elapsed time per iteration \(ms\):\s*(?P<ms>[\d.]+)(?:.*?global batch size:\s*(?P<batch>\d+))?"
-        ),
-    ),
-    LogFormat(
-        name="nanotron",
-        framework="nanotron",
-        has="elapsed_time_per_iteration_ms:",
-        pattern=re.compile(
-            r"\biteration:\s*(?P<step>\d+)\s*/.*?elapsed_time_per_iteration_ms:\s*(?P<ms>[\d.]+)(?P<size>[KMG]?)"
-            r"(?:.*?global_batch_size:\s*(?P<batch>\d+)\b(?![.KM]))?"
-        ),
-    ),
-    LogFormat(
-        name="DeepSpeed",
-        framework="DeepSpeed",
-        has="CurrSamplesPerSec=",
-        pattern=re.compile(r"(?:global_step=|\b\d+/)(?P<step>\d+),.*?CurrSamplesPerSec=(?P<samples>[\d.]+)"),
-    ),
-    LogFormat(
-        name="DeepSpeed's pipeline",
-        framework="DeepSpeed",
-        has="iter time (s):",
-        pattern=re.compile(r"\bsteps:\s*(?P<step>\d+)\s.*?iter time \(s\):\s*(?P<seconds>[\d.]+)"),
-    ),
-    LogFormat(
-        name="HF Trainer",
-        has="/it]",
-        pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<seconds>[\d.]+)s/it\]"),
-    ),
-    LogFormat(
-        name="HF Trainer",
-        has="it/s]",
-        pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<rate>[\d.]+)it/s\]"),
-    ),
-    LogFormat(
-        name="HF Trainer's summary",
-        has="train_steps_per_second",
-        pattern=re.compile(r"train_steps_per_second\W+(?P<rate>[\d.]+)(?P<step>)"),
-    ),
-)
-#: Where a run prints lines of several formats, the first of these gives its step.
-_PRECEDENCE = ("Megatron-LM", "nanotron", "torchtitan", "DeepSpeed's pipeline", "DeepSpeed", "HF Trainer", "HF Trainer's summary")
-_COMBINATIONS = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer", "HF Trainer's summary", "DeepSpeed"})
-"""Formats that one run may print together: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFormat:
-    """Format in which a framework prints the peak of a rank. pattern: groups `reserved` or `allocated`, in `unit` bytes."""
-
-    has: str
-    pattern: re.Pattern[str]
-    unit: int
-
-
-#: torchtitan `components/metrics.py`; Megatron-LM `training/utils.py` (`report_memory`: MB are MiB); nanotron `logging`; DeepSpeed
-#: `utils/timer.py` (GB are GiB).
-MEMORY_FORMATS = (
-    MemoryFormat(has="memory:", pattern=re.compile(r"\bmemory:\s*(?P<reserved>[\d.]+)GiB\("), unit=2**30),
-    MemoryFormat(has="max reserved:", pattern=re.compile(r"\| max reserved: (?P<reserved>[\d.]+)"), unit=2**20),
-    MemoryFormat(has="Peak reserved:", pattern=re.compile(r"Peak reserved: (?P<reserved>[\d.]+)MiB"), unit=2**20),
-    MemoryFormat(has="MaxMemAllocated=", pattern=re.compile(r"MaxMemAllocated=(?P<allocated>[\d.]+)GB"), unit=2**30),
-)
-_MAY_BE_STEP = re.compile(b"|".join(re.escape(form.has.encode()) for form in (*FORMATS, *MEMORY_FORMATS)))
+_TABLE = read_yaml(Path(__file__).with_name("log_formats.yaml"))
+_STEPS, _PEAKS = ([LineFormat(**{**form, "pattern": re.compile(form["pattern"])}) for form in _TABLE[part]] for part in ("steps", "peaks"))
+_MAY_BE_STEP = re.compile(b"|".join(re.escape(form.has.encode()) for form in (*_STEPS, *_PEAKS)))
 _MOST_LINES = 5_000_000
 
 
@@ -122,13 +50,13 @@ def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
     if not logs:
         return None
     formats = set(logs)
-    if len(formats) > 1 and not any(formats <= combination for combination in _COMBINATIONS):
+    if len(formats) > 1 and not any(formats <= {*combination} for combination in _TABLE["together"]):
         raise InputError(f"{name}: holds steps of {' and of '.join(sorted(formats))}; a profile is of one framework: give a log of one")
-    kind = next(kind for kind in _PRECEDENCE if kind in logs)
+    kind = next(form.name for form in _STEPS if form.name in logs)
     log = logs[kind]
     steps = [median(values) for _, values in sorted(log.steps.items())]
     values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps, **peaks}
-    framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= formats else next(form.framework for form in FORMATS if form.name == kind)
+    framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= formats else next(form.framework for form in _STEPS if form.name == kind)
     if framework:
         values["framework"] = framework
     if log.batch:
@@ -153,12 +81,12 @@ def _steps(lines: Iterable[bytes], name: str) -> tuple[dict[str, _Steps], dict[s
     logs: dict[str, _Steps] = {}
     peaks: dict[str, float] = {}
     for line in _lines(lines, name):
-        for memory_form in MEMORY_FORMATS:
+        for memory_form in _PEAKS:
             match = memory_form.pattern.search(line) if memory_form.has in line else None
             for kind, size in match.groupdict().items() if match is not None else ():
                 column = {"reserved": "peak_memory", "allocated": "peak_allocated"}[kind]
                 peaks[column] = max(peaks.get(column, 0.0), float(size.rstrip(".") or 0) * memory_form.unit)
-        for log_format in FORMATS:
+        for log_format in _STEPS:
             match = log_format.pattern.search(line) if log_format.has in line else None
             if match is None:
                 continue
@@ -187,3 +115,30 @@ def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
         if _MAY_BE_STEP.search(line):
             for shown in line.decode("utf-8", "replace").splitlines():
                 yield _ESCAPES.sub("", shown[:_MOST_LINE])
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def is_trace(start: bytes) -> bool:
+    return b'"traceEvents"' in start or b'"schemaVersion"' in start
+
+
+def row_of_trace(content: bytes, name: str) -> tuple[Row, str]:
+    """Return the run of a trace and a note on it. It counts the marks of the host, not those of the chip, of which a step has several."""
+    steps: dict[int, list[float]] = {}
+    for event in _EVENT.finditer(content):
+        length, kind = _LENGTH.search(event[0]), _KIND.search(event[0])
+        if length is not None and not (kind is not None and kind[1].startswith(b"gpu")):
+            steps.setdefault(int(event[1]), []).append(float(length[1]) * _MICROSECOND)
+    times = [median(durations) for _, durations in sorted(steps.items()) if median(durations) > 0]
+    if not times:
+        remedy = "call prof.step() after each step, and profile with a schedule"
+        raise InputError(f"{name}: a trace without steps (ProfilerStep#N); {remedy}")
+    values: dict[str, Any] = {"id": name, "logged_unit": "seconds", "logged_steps": times}
+    ranks = _RANKS.search(content)
+    if ranks is not None:
+        values["logged_chips"] = int(ranks[1])
+    return Row(
+        location=name, values=values
+    ), f"{name}: {len(times)} profiled step{'s' if len(times) > 1 else ''}; a profiler slows small steps"

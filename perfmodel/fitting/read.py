@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from perfmodel.fitting.columns import Row
-from perfmodel.fitting.logs import row_of_log
+from perfmodel.fitting.logs import is_trace, row_of_log, row_of_trace
 from perfmodel.fitting.memory_snapshot import is_snapshot, read_snapshot
 from perfmodel.fitting.schemas import MeasuredRunFile, is_extra, name_of
-from perfmodel.fitting.trace import is_trace, row_of_trace
 from perfmodel.foundation.errors import InputError, one_line, shown
 from perfmodel.foundation.files import open_input
 from perfmodel.foundation.schema import check

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from perfmodel.fitting.result import FittedBehaviour, FittedMemory, FittedPeak, FittedProfile, FittedRun
 from perfmodel.foundation.units import format_step, format_time
 from perfmodel.report.predictions import degrees_line
-from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.table import Table, bytes_like, percent, table_of, times_like
 
 _MOST_SHOWN = 20
 """Runs in a table; `--json` has all."""
@@ -43,23 +43,19 @@ def headline(profile: FittedProfile) -> list[tuple[str, str]]:
 
 def behaviours_table(profile: FittedProfile) -> Table:
     behaviours = [*(profile.behaviours if profile.runs else ()), *([profile.memory.behaviour] if profile.memory else [])]
-    return Table(
-        title="Fitted parameters, with one standard deviation",
-        headers=("parameter", "value", "+-", "before", "+-", "determined"),
-        rows=tuple(
-            (
-                behaviour.says,
-                _written(behaviour, behaviour.value),
-                _spread(behaviour, behaviour.spread),
-                _written(behaviour, behaviour.prior),
-                _spread(behaviour, behaviour.prior_spread),
-                behaviour.determined,
-            )
-            for behaviour in behaviours
-        ),
-        right=("value", "+-", "before"),
-        fold=("parameter",),
+    rows = (
+        (
+            behaviour.says,
+            _written(behaviour, behaviour.value),
+            _spread(behaviour, behaviour.spread),
+            _written(behaviour, behaviour.prior),
+            _spread(behaviour, behaviour.prior_spread),
+            behaviour.determined,
+        )
+        for behaviour in behaviours
     )
+    title = "Fitted parameters, with one standard deviation"
+    return table_of(title, "~parameter | >value | >+- | >before | >+- | determined", rows)
 
 
 def _written(behaviour: FittedBehaviour, value: float) -> str:

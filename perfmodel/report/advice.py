@@ -13,7 +13,7 @@ from perfmodel.parallel.prediction import PROBABILITY, Prediction, notes, probab
 from perfmodel.planner.result import FittingChange
 from perfmodel.report.document import Block, Facts, Notes, Text
 from perfmodel.report.predictions import job_line, memory_line, plan_line, prediction_object, verdict_line
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table, percent, table_of
 
 #: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
 _WORK = ("forward", "backward")
@@ -102,13 +102,8 @@ def changes_table(advice: Advice) -> Table:
     for change in advice.changes:
         time, *others = result_cells(change.prediction)
         rows.append((flags_text(change.changes), time, f"{100 * change.gain:+.1f} %", *others, flags_text(change.changed) or "-"))
-    return Table(
-        title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
-        headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
-        rows=tuple(rows),
-        right=("step time", "gain", "memory", PROBABILITY),
-        fold=("change", "with"),
-    )
+    title = "Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit"
+    return table_of(title, f"~change | >step time | >gain | >memory | >{PROBABILITY} | ~with", rows)
 
 
 def gain_line(advice: Advice) -> str:
@@ -202,13 +197,9 @@ def result_object(prediction: Prediction) -> dict[str, Any]:
 
 
 def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
-    return Table(
-        title="Smallest changes that fit: flags to add or to replace",
-        headers=("flags", "step time", "memory", PROBABILITY),
-        rows=tuple((flags_text(change.changes), *result_cells(change.prediction)) for change in remedies),
-        right=("step time", "memory", PROBABILITY),
-        fold=("flags",),
-    )
+    rows = ((flags_text(change.changes), *result_cells(change.prediction)) for change in remedies)
+    columns = f"~flags | >step time | >memory | >{PROBABILITY}"
+    return table_of("Smallest changes that fit: flags to add or to replace", columns, rows)
 
 
 def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities,
 from perfmodel.report.predictions import short_plan_text, workload_line
 from perfmodel.report.serving import service_line, short_layout
 from perfmodel.report.serving_rows import serving_row
-from perfmodel.report.table import Table, bar, percent, table_of_rows
+from perfmodel.report.table import Table, bar, percent, table_of, table_of_rows
 from perfmodel.uncertainty.sensitivity import STEP
 
 _THROUGHPUT = "throughput"
@@ -126,14 +126,13 @@ def sensitivities_table(sensitivities: Sensitivities) -> Table:
         for row in sensitivities.elasticities
     )
     larger, smaller = f"{1.0 + STEP:g}x", f"1/{1.0 + STEP:g}x"
-    return Table(
-        title=f"{job_text(sensitivities.prediction)}; {_plan(sensitivities.prediction)}"
+    time = time_text(sensitivities.metric, sensitivities.time)
+    return table_of(
+        f"{job_text(sensitivities.prediction)}; {_plan(sensitivities.prediction)}"
         + ("" if sensitivities.prediction.fits else ", which does not fit"),
-        caption=f"{sensitivities.metric} {time_text(sensitivities.metric, sensitivities.time)}; "
-        "elasticity: its relative change for that of the number",
-        headers=("number", "value", "elasticity", larger, smaller, ""),
-        rows=rows,
-        right=("value", "elasticity", larger, smaller),
+        f"number | >value | >elasticity | >{larger} | >{smaller} | ",
+        rows,
+        caption=f"{sensitivities.metric} {time}; elasticity: its relative change for that of the number",
     )
 
 
@@ -158,22 +157,12 @@ def waterfall_table(waterfall: Waterfall) -> Table:
         plan = "as before" if plan == old else plan
         new = "" if math.isnan(rung.plan_factor) else f"{rung.plan_factor:.2f}x"
         rows.append((rung.change, change, time_text(waterfall.metric, rung.time), f"{rung.factor:.2f}x", new, plan))
-    rows.append(
-        (
-            "total",
-            f"{waterfall.start} to {waterfall.end}",
-            time_text(waterfall.metric, waterfall.rungs[-1].time),
-            f"{waterfall.total:.2f}x",
-            "",
-            "",
-        )
-    )
-    return Table(
-        title=f"{job_text(waterfall.prediction)}; from {waterfall.start} to {waterfall.end}",
+    last = time_text(waterfall.metric, waterfall.rungs[-1].time)
+    rows.append(("total", f"{waterfall.start} to {waterfall.end}", last, f"{waterfall.total:.2f}x", "", ""))
+    return table_of(
+        f"{job_text(waterfall.prediction)}; from {waterfall.start} to {waterfall.end}",
+        f"change | ~from, to | >{waterfall.metric} | >factor | >of it | ~plan",
+        rows,
         caption="One change at a time, in this order; the plan is searched again after each, and the factors multiply to the total. "
         "Of it: what the new plan is worth over the previous one.",
-        headers=("change", "from, to", waterfall.metric, "factor", "of it", "plan"),
-        rows=tuple(rows),
-        right=(waterfall.metric, "factor", "of it"),
-        fold=("from, to", "plan"),
     )

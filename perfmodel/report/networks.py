@@ -15,7 +15,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
 from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
-from perfmodel.report.table import Table, bar, percent, table_of_rows, words
+from perfmodel.report.table import Table, bar, percent, table_of, words
 from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")
@@ -50,24 +50,13 @@ def operators_table(network: Graph, plan: Plan) -> Table:
     for (_, kind, sizes, cut), names in alike.items():
         shown = f"{names[0]} .. {names[-1]}" if len(names) > 2 else ", ".join(names)
         rows.append((shown, f"{len(names):,}", kind.replace("_", " "), sizes, cut))
-    return Table(
-        title="Sharding of each operator",
-        headers=("operator", "number", "kind", "dims", "sharded"),
-        rows=tuple(rows),
-        right=("number",),
-        fold=("operator", "dims"),
-    )
+    return table_of("Sharding of each operator", "~operator | >number | kind | ~dims | sharded", rows)
 
 
 def parts_table(parts: Mapping[str, float], step_time: float) -> Table:
-    return Table(
-        title="Where the step goes",
-        headers=("part", "time", "share", ""),
-        rows=tuple(
-            (words(name), format_time(time), percent(time / step_time), bar(time / step_time)) for name, time in parts.items() if time > 0
-        ),
-        right=("time", "share"),
-    )
+    taken = ((words(name), time, time / step_time) for name, time in parts.items() if time > 0)
+    rows = ((name, format_time(time), percent(share), bar(share)) for name, time, share in taken)
+    return table_of("Where the step goes", "part | >time | >share | ", rows)
 
 
 def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> Table:
@@ -75,16 +64,10 @@ def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> 
     rows = []
     for name, prediction in {"every operator by itself": best, **strategies}.items():
         times = prediction.step_time / best.step_time
-        rows.append(
-            {
-                "strategy": name,
-                "step time": format_time(prediction.step_time),
-                "vs best": "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
-                "memory": format_bytes(prediction.memory["total"]),
-                "fits": fits_cell(prediction.verdict),
-            }
-        )
-    return table_of_rows("Compared with common strategies", rows, right=("step time", "vs best", "memory"))
+        slower = "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x"
+        memory = format_bytes(prediction.memory["total"])
+        rows.append((name, format_time(prediction.step_time), slower, memory, fits_cell(prediction.verdict)))
+    return table_of("Compared with common strategies", "strategy | >step time | >vs best | >memory | fits", rows)
 
 
 def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
@@ -98,18 +81,18 @@ def price_line(price: float) -> str:
 
 
 def stages_table(stages: Sequence[Stage]) -> Table:
-    rows = [
-        {
-            "stage": str(number),
-            "operators": f"{stage.first} .. {stage.last}",
-            "number": f"{stage.num_operators:,}",
-            "in flight": str(stage.in_flight),
-            "a microbatch": format_time(stage.microbatch_time),
-            "memory": format_bytes(stage.memory["total"]),
-        }
+    rows = (
+        (
+            str(number),
+            f"{stage.first} .. {stage.last}",
+            f"{stage.num_operators:,}",
+            str(stage.in_flight),
+            format_time(stage.microbatch_time),
+            format_bytes(stage.memory["total"]),
+        )
         for number, stage in enumerate(stages, 1)
-    ]
-    return table_of_rows("Stages", rows, right=("stage", "number", "in flight", "a microbatch", "memory"))
+    )
+    return table_of("Stages", ">stage | operators | >number | >in flight | >a microbatch | >memory", rows)
 
 
 def pipeline_object(search: PipelineSearch) -> dict[str, Any]:
@@ -129,15 +112,16 @@ def trained_line(plan: Plan) -> str:
 
 
 def measured_table(names: Sequence[str], predictions: Sequence[Prediction], measurements: Sequence[NetworkMeasurement]) -> Table:
-    rows = [
-        {
-            "plan": name,
-            "predicted": format_time(predicted.step_time),
-            "measured": format_time(measured.step_time),
-            "error": f"{predicted.step_time / measured.step_time - 1.0:+.1%}",
-            "spread": format_time(measured.step_time_spread),
-            "gradients, off by": f"{measured.gradient_error:.1e}",
-        }
+    rows = (
+        (
+            name,
+            format_time(predicted.step_time),
+            format_time(measured.step_time),
+            f"{predicted.step_time / measured.step_time - 1.0:+.1%}",
+            format_time(measured.step_time_spread),
+            f"{measured.gradient_error:.1e}",
+        )
         for name, predicted, measured in zip(names, predictions, measurements, strict=True)
-    ]
-    return table_of_rows("Predicted against measured, all in one run", rows, right=tuple(rows[0])[1:])
+    )
+    columns = "plan | >predicted | >measured | >error | >spread | >gradients, off by"
+    return table_of("Predicted against measured, all in one run", columns, rows)

@@ -28,7 +28,7 @@ from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, PASS_COLOURS, SERVING_COLOURS, time_scale
 from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Mark, Markup, Part, anchor, area, bars, legend, scatter, schedule, section_html
-from perfmodel.report.table import Table, bytes_like, percent, times_like, words
+from perfmodel.report.table import Table, bytes_like, percent, table_of, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 from perfmodel.workload.config import TransformerConfig
@@ -209,8 +209,8 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
         yield schedule(timelines, PASS_COLOURS, start=first, end=last, scale=scale, unit=unit)
     yield Markup(legend(tuple(dict.fromkeys(span.part for span in timelines[-1].passes)), PASS_COLOURS))
     text, idle = times_like(step_time), {timeline.stage: timeline.parts.get("pipeline_bubble", 0.0) for timeline in timelines}
-    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle.items())
-    yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=rows, right=("bubble", "share"))
+    rows = ((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle.items())
+    yield table_of("Idle time", "stage | >bubble | >share", rows)
 
 
 # --- other plans ----------------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 
 def _basis_table(plans: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    rows = tuple((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan))
-    return Table(title="Basis of the times", headers=("plan", "based on"), rows=rows, fold=("based on",))
+    rows = ((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan))
+    return table_of("Basis of the times", "plan | ~based on", rows)
 
 
 def sources_table(
@@ -287,7 +287,7 @@ def sources_table(
             link = f"{format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
             rows.append((f"network {tier.name}", f"{tier.size:,} chips, {link}", tier.source))
         rows.append(("kernels", calibration.name or "spec sheet", calibration.source))
-    return Table(title="Sources", headers=("record", "value", "source"), rows=(*rows, runs), fold=("value", "source"))
+    return table_of("Sources", "record | ~value | ~source", (*rows, runs))
 
 
 def _reproduce_parts(commands: Sequence[str], files: Mapping[str, str]) -> list[Part]:
@@ -333,9 +333,8 @@ def service_report(
         sections["Best plans"] = _service_search_parts(result)
     if start:
         sections["Start"] = start
-    rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
-    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rows, fold=("based on",))
-    sections["Assumptions and sources"] = [basis, sources]
+    basis = ((words(name), source) for name, source in prediction.rests_on.items())
+    sections["Assumptions and sources"] = [table_of("Basis of the numbers", "part | ~based on", basis), sources]
     sections["Reproduce"] = [Command(command)]
     title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
     verdict = serving.verdict_line(prediction, limits) if result is None else serving_searches.best_line(result)

@@ -31,7 +31,7 @@ from perfmodel.parallel.prediction import (
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.training_run import training_cost, training_time
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of_rows, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
@@ -115,12 +115,9 @@ def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tup
 
 
 def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
-    return Table(
-        title=f"Most sensitive parameters: step time with each {STEP:.0%} larger",
-        headers=("parameter", "step time", "based on"),
-        rows=tuple((sensitivity.parameter, f"{sensitivity.change:+.1%}", sensitivity.rests_on) for sensitivity in named),
-        right=("step time",),
-    )
+    rows = ((sensitivity.parameter, f"{sensitivity.change:+.1%}", sensitivity.rests_on) for sensitivity in named)
+    title = f"Most sensitive parameters: step time with each {STEP:.0%} larger"
+    return table_of(title, "parameter | >step time | based on", rows)
 
 
 def workload_line(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Predicted and measured runs of a plan, side by side."""
+"""Predicted and measured runs of a plan, and steps of a service, side by side."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.foundation.plain import picked
-from perfmodel.foundation.units import format_bytes, format_time, format_traffic
+from perfmodel.foundation.units import format_bytes, format_count, format_time, format_traffic
 from perfmodel.hardware.calibration import MEASURED_NOW, MOST_BUSY
 from perfmodel.parallel.results import Comparison, Measurement
+from perfmodel.parallel.serving.measurement import ServedComparison, ServingMeasurement
 from perfmodel.report.predictions import prediction_object
-from perfmodel.report.table import Table, words
+from perfmodel.report.table import Table, table_of, times_like, words
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
@@ -36,7 +37,6 @@ def run_verdict(comparison: Comparison) -> str:
 def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
     measured = comparison.measurement
     ranks = "1 process" if measured.num_ranks == 1 else f"{measured.num_ranks} processes"
-    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
     gradients = (
         "not checked (the model is too large, or it was not asked for)"
         if math.isnan(measured.gradient_error)
@@ -51,11 +51,15 @@ def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
         advice = [("not calibrated", machine), ("", "run `perfmodel calibrate` (under two minutes), then this again")]
     return [
         *advice,
-        ("ran on", f"{ranks} of {measured.chip} ({measured.device}); {software}"),
+        ("ran on", f"{ranks} of {measured.chip} ({measured.device}); {_software(measured)}"),
         ("gradients", gradients),
         ("steps", f"{measured.steps} timed after {measured.warmup}; interquartile range {format_time(measured.step_time_spread)}"),
         ("prediction", f"based on {sources[0]}"),
     ]
+
+
+def _software(measured: Measurement | ServingMeasurement) -> str:
+    return ", ".join(f"{name} {version}" for name, version in measured.software.items())
 
 
 def busy_sentence(busy_fraction: float, what: str) -> str:
@@ -87,12 +91,7 @@ def predicted_and_measured(comparison: Comparison) -> Table:
         else:
             rows.append((f"  {words(name).replace('.', ' ')}", "", format_time(time), ""))
     rows.append(_row("memory of the fullest rank", predicted.memory["total"], measured.peak_memory, format_bytes))
-    return Table(
-        title="Predicted against measured",
-        headers=("", "predicted", "measured", "error"),
-        rows=tuple(rows),
-        right=("predicted", "measured", "error"),
-    )
+    return table_of("Predicted against measured", " | >predicted | >measured | >error", rows)
 
 
 def _row(name: str, predicted: float, measured: float, form: Any) -> tuple[str, str, str, str]:
@@ -104,12 +103,8 @@ def collectives_table(measurement: Measurement) -> Table:
         (collective.kind.replace("_", " "), collective.axis, f"{collective.count:,}", format_traffic(collective.num_bytes))
         for collective in measurement.collectives
     ]
-    return Table(
-        title="Collectives that one rank issued in a step (full buffers)",
-        headers=("kind", "axis", "count", "bytes"),
-        rows=tuple(rows) or (("none", "", "", ""),),
-        right=("count", "bytes"),
-    )
+    title = "Collectives that one rank issued in a step (full buffers)"
+    return table_of(title, "kind | axis | >count | >bytes", rows or [("none", "", "", "")])
 
 
 def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int, int]]]) -> Table:
@@ -119,22 +114,95 @@ def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int,
         first, last = range_
         return str(first) if first == last else f"{first}-{last}"
 
-    cells = []
-    for name, comparison, predicted_place, measured_place in rows:
-        predicted, measured = comparison.prediction, comparison.measurement
-        cells.append(
-            (
-                name,
-                format_time(predicted.step_time),
-                format_time(measured.step_time),
-                f"{comparison.time_error:+.1%}",
-                rank_text(predicted_place),
-                rank_text(measured_place),
-                format_bytes(predicted.memory["total"]),
-                format_bytes(measured.peak_memory),
-                f"{comparison.memory_error:+.1%}",
-            )
+    cells = (
+        (
+            name,
+            format_time(comparison.prediction.step_time),
+            format_time(comparison.measurement.step_time),
+            f"{comparison.time_error:+.1%}",
+            rank_text(predicted_place),
+            rank_text(measured_place),
+            format_bytes(comparison.prediction.memory["total"]),
+            format_bytes(comparison.measurement.peak_memory),
+            f"{comparison.memory_error:+.1%}",
         )
-    times = ("predicted", "measured", "error", "rank", "measured rank")
-    headers = ("plan", *times, "memory", "measured", "memory error")
-    return Table(title="Predicted against measured", headers=headers, rows=tuple(cells), right=headers[1:], fold=("plan",))
+        for name, comparison, predicted_place, measured_place in rows
+    )
+    columns = "~plan | >predicted | >measured | >error | >rank | >measured rank | >memory | >measured | >memory error"
+    return table_of("Predicted against measured", columns, cells)
+
+
+# --- steps of a service -----------------------------------------------------------------------------------------------
+
+
+def run_line(comparison: ServedComparison) -> str:
+    measured = comparison.measurement
+    ranks = "1 process" if measured.tp == 1 else f"{measured.tp} processes (tp {measured.tp})"
+    size = format_count(measured.model.num_parameters)
+    return f"{measured.model.name}, {size} parameters in {measured.dtype}, on {ranks} of this machine"
+
+
+def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
+    measured = comparison.measurement
+    checked = "not checked: the model is too large to run uncached as well"
+    if measured.logit_error == measured.logit_error:
+        checked = f"logits of prefill, chunks and decode equal the uncached forward pass to {measured.logit_error:.1e} of the largest"
+    facts = [("ran on", f"{measured.chip} ({measured.device}); {_software(measured)}"), ("checked", checked)]
+    facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
+    basis = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
+    if comparison.steps:
+        basis = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
+    facts.append(("prediction", basis))
+    if comparison.steps:
+        slowdowns = " and ".join(f"{drift:.2f} (as in {name})" for name, drift in comparison.drifts.items())
+        facts.append(("machine", f"between the steps, fixed products took {slowdowns} times their calibrated time"))
+    return facts
+
+
+def run_table(comparison: ServedComparison) -> Table:
+    """Return one row per step shape."""
+    shown = times_like(max(step.time for step in comparison.measurement.steps))
+    predicted = {step.measured.shape: step for step in comparison.steps}
+    rows: list[tuple[str, ...]] = []
+    for step in comparison.measurement.steps:
+        shape, prediction = step.shape, predicted.get(step.shape)
+        name = f"decode {shape.sequences:,} over {shape.cached + 1:,} tokens"
+        if not shape.is_decode:
+            name = f"prefill {shape.sequences:,} x {shape.new:,} tokens" + (f" after {shape.cached:,}" if shape.cached else "")
+        largest = max(prediction.parts, key=lambda name: prediction.parts[name]) if prediction is not None else ""
+        expected = ("", "") if prediction is None else (shown(prediction.predicted), f"{prediction.error:+.1%}")
+        times = map(shown, (step.time, step.undisturbed, step.undisturbed_spread))
+        rows.append((name, *times, *expected, words(largest), format_bytes(step.counts.peak_memory)))
+    columns = "step | >time | >processor time | >quartiles apart | >predicted | >error | most of it | >peak memory"
+    return table_of("Steps, measured and predicted", columns, rows)
+
+
+def run_object(comparison: ServedComparison) -> dict[str, Any]:
+    measured = comparison.measurement
+    predicted = {step.measured.shape: step for step in comparison.steps}
+    return {
+        "model": measured.model.name,
+        "num_parameters": measured.model.num_parameters,
+        **picked(measured, "tp dtype chip device"),
+        "software": dict(measured.software),
+        **picked(measured, "logit_error busy_fraction"),
+        "calibration": comparison.calibration,
+        "drift": comparison.drifts.get("decode", 1.0),
+        "prefill_drift": comparison.drifts.get("prefill", 1.0),
+        "steps": [
+            {
+                "sequences": step.shape.sequences,
+                "cached_tokens": step.shape.cached,
+                "new_tokens": step.shape.new,
+                "time": step.time,
+                "time_spread": step.spread,
+                "processor_time": step.undisturbed if step.processor_times else None,
+                "predicted": predicted[step.shape].predicted if step.shape in predicted else None,
+                "error": predicted[step.shape].error if step.shape in predicted else None,
+                "parts": dict(predicted[step.shape].parts) if step.shape in predicted else {},
+                **picked(step.counts, "flops parameter_bytes cache_bytes peak_memory"),
+                "collectives": {collective.kind: collective.count for collective in step.counts.collectives},
+            }
+            for step in measured.steps
+        ],
+    }

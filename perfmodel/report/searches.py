@@ -27,7 +27,7 @@ from perfmodel.report.predictions import (
     prediction_object,
     short_plan_text,
 )
-from perfmodel.report.table import Table, bytes_like, percent, table_of_rows, times_like
+from perfmodel.report.table import Table, bytes_like, percent, table_of, table_of_rows, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
@@ -86,21 +86,15 @@ def certainty_table(result: SearchResult) -> Table:
     """Return the table of the fastest plan at each risk of running out of memory."""
     best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
     step = times_like(min(best, default=1.0))
-
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for certainty in result.certainty:
-        prediction = certainty.prediction[0] if certainty.prediction else None
-        rows.append(
-            {
-                "risk": percent(certainty.risk),
-                "step time": step(prediction.step_time) if prediction else "-",
-                "slower": _relative_to_best(prediction.step_time, best[0]) if prediction else "-",
-                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
-                "plan": short_plan_text(prediction.plan) if prediction else "none",
-            }
-        )
-    title, right = "Fastest plan at each risk of running out of memory", ("risk", "step time", "slower", PROBABILITY)
-    return table_of_rows(title, rows, right=right, fold=("plan",))
+        cells: tuple[str, ...] = ("-", "-", "-", "none")
+        for prediction in certainty.prediction:
+            slower, share = _relative_to_best(prediction.step_time, best[0]), probability_cell(prediction.fits_probability)
+            cells = (step(prediction.step_time), slower, share, short_plan_text(prediction.plan))
+        rows.append((percent(certainty.risk), *cells))
+    columns = f">risk | >step time | >slower | >{PROBABILITY} | ~plan"
+    return table_of("Fastest plan at each risk of running out of memory", columns, rows)
 
 
 def search_line(result: SearchResult) -> str:
@@ -328,13 +322,7 @@ def _relative_to_best(time: float, best: float) -> str:
 def rejected_table(result: SearchResult) -> Table:
     rows = [(f"{count:,}", "plans", reason) for reason, count in result.rejected.items()]
     rows += [(f"{count:,}", "layouts", reason) for reason, count in result.left_out.items()]
-    return Table(
-        title="Rejected plans and layouts",
-        headers=("count", "of", "reason"),
-        rows=tuple(rows),
-        right=("count",),
-        fold=("reason",),
-    )
+    return table_of("Rejected plans and layouts", ">count | of | ~reason", rows)
 
 
 def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
@@ -402,24 +390,18 @@ def neighbours_table(explanation: Explanation) -> Table:
             along = {part: sign * difference for part, difference in neighbour.parts.items()}  # the direction of the total change
             part = max(along, key=along.__getitem__)
             change = f"{part.replace('_', ' ')} {'+' if neighbour.parts[part] > 0 else '-'}{format_time(abs(along[part]))}"
-        rows.append(
-            {
-                "knob": knobs_text({**neighbour.knobs, **neighbour.changed}),
-                "step time": step(prediction.step_time) if prediction else "-",
-                "change": _relative_to_best(prediction.step_time, step_time) if prediction else "-",
-                "memory": size(prediction.memory["total"]) if prediction else "-",
-                "fits": fits_cell(prediction.verdict) if prediction else "-",
-                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
-                "largest change": change,
-            }
-        )
-    return table_of_rows(
-        "One knob changed, with every other knob that has to follow",
-        rows,
-        right=("step time", "change", "memory", PROBABILITY),
-        fold=("knob", "largest change"),
-        optional=("fits",),
-    )
+        cells: tuple[str, ...] = ("-",) * 5
+        if prediction is not None:
+            cells = (
+                step(prediction.step_time),
+                _relative_to_best(prediction.step_time, step_time),
+                size(prediction.memory["total"]),
+                fits_cell(prediction.verdict),
+                probability_cell(prediction.fits_probability),
+            )
+        rows.append((knobs_text({**neighbour.knobs, **neighbour.changed}), *cells, change))
+    columns = f"~knob | >step time | >change | >memory | ?fits | >{PROBABILITY} | ~largest change"
+    return table_of("One knob changed, with every other knob that has to follow", columns, rows)
 
 
 def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:

@@ -16,7 +16,7 @@ from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
 from perfmodel.planner.serving.launch import LaunchLine
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
@@ -253,10 +253,10 @@ def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
     of_phase = sorted((row for row in rows if row.phase == phase), key=lambda row: -row.time)
     total = sum(row.time for row in of_phase)
     text = times_like(total)
-    return Table(
-        title=f"{'A decode step' if phase == 'decode' else 'The prefill of a prompt'} on one chip, operator by operator: {text(total)}",
-        headers=("operator", "calls", "shape", "GFLOP", "MB", "FLOP/B", "ridge", "time", "bound", "compute from"),
-        rows=tuple(
+    return table_of(
+        f"{'A decode step' if phase == 'decode' else 'The prefill of a prompt'} on one chip, operator by operator: {text(total)}",
+        "~operator | >calls | ~shape | >GFLOP | >MB | >FLOP/B | >ridge | >time | bound | >compute from",
+        (
             (
                 row.name,
                 str(row.calls),
@@ -271,8 +271,6 @@ def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
             )
             for row in of_phase
         ),
-        right=("calls", "GFLOP", "MB", "FLOP/B", "ridge", "time", "compute from"),
-        fold=("operator", "shape"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.foundation.plain import picked
@@ -11,7 +12,7 @@ from perfmodel.parallel.serving.plan import ServiceLayout, ServingLayout
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
 from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object, short_layout
 from perfmodel.report.serving_rows import cost_cell, load_cell, time_cell
-from perfmodel.report.table import Table, percent, rate
+from perfmodel.report.table import Table, percent, rate, table_of
 from perfmodel.workload.serving import ServingJob
 
 #: Most printed points of the Pareto front.
@@ -48,22 +49,16 @@ def search_facts(result: ServingSearchResult) -> list[tuple[str, str]]:
 
 def plans_table(result: ServingSearchResult) -> Table:
     """Return the table of the best plan per layout and format."""
-    return Table(
-        title="Plans, best first",
-        headers=_HEADERS,
-        rows=tuple(
-            (
-                str(rank),
-                _layout_text(ranked.plan.layout, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
-                ranked.prediction.job.quantization.name,
-                *_figures(ranked),
-            )
-            for rank, ranked in enumerate(result.plans, 1)
-        ),
-        right=_RIGHT,
-        fold=("plan",),
-        optional=("USD/M", "weights"),
+    rows = (
+        (
+            str(rank),
+            _layout_text(ranked.plan.layout, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+            ranked.prediction.job.quantization.name,
+            *_figures(ranked),
+        )
+        for rank, ranked in enumerate(result.plans, 1)
     )
+    return replace(table_of("Plans, best first", f"> | ~plan | weights | {_FIGURES}", rows), optional=("USD/M", "weights"))
 
 
 def search_details(result: ServingSearchResult) -> list[str]:
@@ -72,8 +67,8 @@ def search_details(result: ServingSearchResult) -> list[str]:
     return [*reasons, *(f"{baseline.name}: {baseline.reason or baseline.meaning}" for baseline in result.baselines)]
 
 
-_HEADERS = ("", "plan", "weights", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
-_RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
+#: Columns of `_figures`.
+_FIGURES = ">in flight | >tok/s/chip | >tok/s/user | >TTFT | >TPOT | >USD/M"
 
 
 def _layout_text(layout: ServiceLayout, result: ServingSearchResult) -> str:
@@ -107,23 +102,12 @@ def _figures(ranked: RankedPlan) -> tuple[str, ...]:
 def pools_tables(result: ServingSearchResult) -> list[Table]:
     """Return tables of disaggregated plans against the best aggregated plan: figures, then plans."""
     title = "Disaggregated: prefill and decode workers" + ("" if result.disaggregated else ": none meets the limits")
-    figures = tuple(
-        (str(rank), ranked.prediction.job.quantization.name, *_figures(ranked)) for rank, ranked in enumerate(result.disaggregated, 1)
-    )
-    named = tuple(
-        (str(rank), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}")
-        for rank, ranked in enumerate(result.disaggregated, 1)
-    )
-    against = tuple(ranked.reason for ranked in result.disaggregated)
-    headers = ("", *_HEADERS[2:], "against the best aggregated")
-    first = Table(
-        title=title,
-        headers=headers,
-        rows=tuple((*row, reason) for row, reason in zip(figures, against, strict=True)),
-        right=_RIGHT,
-        fold=("against the best aggregated",),
-    )
-    return [first, Table(title="", headers=("", "plan"), rows=named, right=("",), fold=("plan",))] if named else [first]
+    figures, named = [], []
+    for rank, ranked in enumerate(result.disaggregated, 1):
+        figures.append((str(rank), ranked.prediction.job.quantization.name, *_figures(ranked), ranked.reason))
+        named.append((str(rank), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}"))
+    first = table_of(title, f"> | weights | {_FIGURES} | ~against the best aggregated", figures)
+    return [first, table_of("", "> | ~plan", named)] if named else [first]
 
 
 def baselines_table(result: ServingSearchResult) -> Table:
@@ -136,10 +120,7 @@ def baselines_table(result: ServingSearchResult) -> Table:
         ranked = baseline.plans[0]
         plan, fits = _layout_text(ranked.plan.layout, result), ranked.prediction.fits
         rows.append((baseline.name, plan, *_figures(ranked)) if fits else (baseline.name, f"{plan}: does not fit", *("",) * 6))
-    headers = ("baseline", "plan", *_HEADERS[3:])
-    return Table(
-        title="Without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",), optional=("USD/M", "tok/s/user")
-    )
+    return replace(table_of("Without a search", f"baseline | ~plan | {_FIGURES}", rows), optional=("USD/M", "tok/s/user"))
 
 
 def front_table(result: ServingSearchResult) -> Table:
@@ -147,26 +128,21 @@ def front_table(result: ServingSearchResult) -> Table:
     points = result.pareto
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
-    return Table(
-        title=f"Pareto front of throughput and speed by formulas: {len(points)} loads" + (f" (one in {step})" if step > 1 else ""),
-        headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
-        rows=tuple(
-            (
-                f"{point.tokens_per_second_per_user:,.1f}",
-                rate(point.tokens_per_second_per_chip),
-                _layout_text(point.layout, result),
-                point.quantization,
-                f"{point.concurrency:,}",
-                format_time(point.ttft),
-                format_time(point.tpot),
-                "kept" if point.meets else "broken",
-            )
-            for point in shown
-        ),
-        right=("tok/s/user", "tok/s/chip", "in flight", "TTFT", "TPOT"),
-        fold=("plan",),
-        optional=("weights",),
+    rows = (
+        (
+            f"{point.tokens_per_second_per_user:,.1f}",
+            rate(point.tokens_per_second_per_chip),
+            _layout_text(point.layout, result),
+            point.quantization,
+            f"{point.concurrency:,}",
+            format_time(point.ttft),
+            format_time(point.tpot),
+            "kept" if point.meets else "broken",
+        )
+        for point in shown
     )
+    title = f"Pareto front of throughput and speed by formulas: {len(points)} loads" + (f" (one in {step})" if step > 1 else "")
+    return table_of(title, ">tok/s/user | >tok/s/chip | ~plan | ?weights | >in flight | >TTFT | >TPOT | limits", rows)
 
 
 def search_tables(result: ServingSearchResult, *, with_pools: bool) -> list[Table]:

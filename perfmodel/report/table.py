@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -23,6 +23,24 @@ class Table:
     fold: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     caption: str = ""
+
+
+def table_of(title: str, columns: str, rows: Iterable[Sequence[str]], *, caption: str = "") -> Table:
+    """Return a table of rows of cells.
+
+    columns   headers with ` | ` between them; `>` before a header: its cells are right-aligned, `~`: they may wrap, `?`: its column is
+              omitted on a narrow page, the first of several at first
+    """
+    marks: dict[str, list[str]] = {mark: [] for mark in ">~?"}
+    headers = []
+    for column in columns.split(" | "):
+        header = column.lstrip(">~?")
+        headers.append(header)
+        for mark in column.removesuffix(header):
+            marks[mark].append(header)
+    right, fold, optional = map(tuple, marks.values())
+    cells = tuple(tuple(row) for row in rows)
+    return Table(title=title, headers=tuple(headers), rows=cells, right=right, fold=fold, optional=optional, caption=caption)
 
 
 def table_of_rows(

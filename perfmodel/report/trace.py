@@ -24,7 +24,7 @@ from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, TRACE_NA
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
-from perfmodel.report.table import Table, bytes_like, percent, times_like, words
+from perfmodel.report.table import bytes_like, percent, table_of, times_like, words
 
 _IDLE_THREAD = 1
 _HOST = 1_000_000  # added to the id of a rank for the process of its host
@@ -152,8 +152,9 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
         places = (str(timeline.rank), str(timeline.stage), f"{timeline.num_spans:,}")
         wait = (text(timeline.parts.get("replica_wait", 0.0)),) if waits else ()
         rows.append((*places, share, text(sent), bubble, *wait, format_bytes(peak_memory(timeline))))
-    headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", *(("wait",) if waits else ()), "peak memory")
-    yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))
+    wait_column = " | >wait" if waits else ""
+    columns = f">rank | >stage | >spans | largest part | >exposed communication | >bubble{wait_column} | >peak memory"
+    yield table_of("Ranks", columns, rows)
     off = max(abs(timeline.stretch - 1.0) for timeline in timelines)
     notes = ["the parts of the rank with the most compute are those of `perfmodel predict`; the other ranks of a stage do the same"]
     if waits:
@@ -213,8 +214,8 @@ def comparison_blocks(comparison: TraceComparison, plan: Plan | None, read: Sequ
                 label = f"  {words(cause)}"
                 rows.append((label, "", text(time), "") if comparison.has_plan else row(label, 0.0, time))
     rows.append(row("step", comparison.predicted, comparison.measured))
-    headers = ("part", "predicted", "measured", "difference") if comparison.has_plan else ("part", "measured", "share")
-    yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
+    columns = "part | >predicted | >measured | >difference" if comparison.has_plan else "part | >measured | >share"
+    yield table_of("Where the step goes (exposed time)", columns, rows)
     unknown = dict.fromkeys(name for trace in comparison.traces for name in trace.unknown)
     notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
     rank, waiting = comparison.straggler
@@ -292,15 +293,14 @@ def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequenc
             difference = f"{'+' if more > 0 else '-'}{text(abs(more))}"
             rows.append((name, text(predicted), text(measured), difference, f"{more / predicted:+.1%}" if predicted else "-"))
         rows.append(("outside the allocator", text(comparison.predicted["framework"]), "", "", ""))
-        headers = ("memory at the peak", "predicted", "measured", "difference", "of the prediction")
-        yield Table(title="Memory of the fullest device", headers=headers, rows=tuple(rows), right=headers[1:])
+        columns = "memory at the peak | >predicted | >measured | >difference | >of the prediction"
+        yield table_of("Memory of the fullest device", columns, rows)
     sites = [(one_line(site.where, 70), site.num_blocks, site.num_bytes) for site in fullest.sites[:_MOST_SITES]]
     rest = fullest.sites[_MOST_SITES:]
     if rest:
         name = f"{len(rest)} more line{'s' * (len(rest) > 1)}"
         sites.append((name, sum(site.num_blocks for site in rest), sum(site.num_bytes for site in rest)))
-    cells = tuple((name, f"{blocks:,}", text(size), percent(size / fullest.allocated)) for name, blocks, size in sites)
-    lines = ("allocated by", "blocks", "size", "share")
-    yield Table(title="Live allocations at the peak", headers=lines, rows=cells, right=lines[1:])
+    cells = ((name, f"{blocks:,}", text(size), percent(size / fullest.allocated)) for name, blocks, size in sites)
+    yield table_of("Live allocations at the peak", "allocated by | >blocks | >size | >share", cells)
     notes = [] if fullest.num_events else ["for the peak of a step, call torch.cuda.memory._record_memory_history() before it"]
     yield Notes([*notes, "a snapshot has what torch's allocator holds; the CUDA context and NCCL's buffers lie outside it", *read])

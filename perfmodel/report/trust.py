@@ -8,7 +8,7 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.interval import COVERAGE, NORMAL
 from perfmodel.report.predictions import grade_object
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table, percent, table_of
 from perfmodel.uncertainty.sources import Remedy, TrustAccount
 
 
@@ -54,25 +54,15 @@ def _range(low: float, high: float, step_time: float) -> str:
 
 def uncertainty_table(account: TrustAccount) -> Table:
     """Return the variance share of each source; by itself: the interval if all other sources were known exactly."""
-    return Table(
-        title="Sources of uncertainty of the step time",
-        headers=("source", "share", "by itself", "basis"),
-        rows=tuple(
-            (source.name, percent(source.share), f"+-{percent(NORMAL * source.spread)}", source.rests_on)
-            for source in account.uncertainties
-        ),
-        right=("share", "by itself"),
-        fold=("source", "basis"),
+    rows = (
+        (source.name, percent(source.share), f"+-{percent(NORMAL * source.spread)}", source.rests_on) for source in account.uncertainties
     )
+    return table_of("Sources of uncertainty of the step time", "~source | >share | >by itself | ~basis", rows)
 
 
 def remedies_table(account: TrustAccount, step_time: float) -> Table:
-    return Table(
-        title="Measurements that reduce the uncertainty, the cheapest first",
-        headers=("what", "how", "variance left", "interval then"),
-        rows=tuple(
-            (remedy.says, remedy.how, percent(remedy.share_left), _range(remedy.low, remedy.high, step_time)) for remedy in account.remedies
-        ),
-        right=("variance left",),
-        fold=("what", "how", "interval then"),
+    rows = (
+        (remedy.says, remedy.how, percent(remedy.share_left), _range(remedy.low, remedy.high, step_time)) for remedy in account.remedies
     )
+    title = "Measurements that reduce the uncertainty, the cheapest first"
+    return table_of(title, "~what | ~how | >variance left | ~interval then", rows)

@@ -23,7 +23,7 @@ from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.report.rows import csv_text
+from perfmodel.report.document import csv_text
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
 from perfmodel.uncertainty.run_features import features_of

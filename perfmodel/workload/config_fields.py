@@ -156,8 +156,7 @@ class ConfigFields:
         return value
 
     @_noted("gelu")
-    def activation(self, *keys: str, default: str) -> str:
-        key = next((key for key in keys if self.has(key)), keys[0])
+    def activation(self, key: str, *, default: str) -> str:
         value = self.data.get(key) if self.has(key) else default
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise bad_field(key, printable(value), "this activation is not modelled", f"known are {', '.join(_ACTIVATIONS)}")
@@ -172,25 +171,6 @@ class ConfigFields:
 
 
 _ACTIVATIONS = {name: activation for activation, spec in ACTIVATIONS.items() for name in spec.names}
-
-
-def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False, width: str = "intermediate_size") -> Values:
-    """Return the sizes under their usual names. Without head_dim, the heads divide the hidden size."""
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    values = {
-        "num_hidden_layers": fields.count("num_hidden_layers"),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.count("num_key_value_heads", default=heads if kv_default else None),
-        "intermediate_size": fields.count(width),
-        "vocab_size": fields.count("vocab_size"),
-        "max_position_embeddings": fields.count("max_position_embeddings"),
-    }
-    if fields.has("head_dim") or head_dim_required:
-        values["head_dim"] = fields.count("head_dim")
-    else:
-        values["head_dim"] = fields.defaults.get("head_dim") or head_dim_of(hidden, heads)
-    return values
 
 
 def head_dim_of(hidden: int, heads: int) -> int:

@@ -1,7 +1,7 @@
 """A training job: model, batch, precision and optimizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -75,57 +75,33 @@ class PrecisionPolicy:
         return itemsize(self.gradient_reduce) + 2 * (itemsize(self.master) + states) + copy
 
 
-_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
-    {
-        Precision.FP32: PrecisionPolicy(
-            name=Precision.FP32,
-            parameter=Dtype.FP32,
-            compute=Dtype.FP32,
-            gradient=Dtype.FP32,
-            gradient_reduce=Dtype.FP32,
-            master=Dtype.FP32,
-            optimizer_state=Dtype.FP32,
-        ),
-        # Megatron-LM accumulates and reduces bf16 gradients in fp32 (it forces the switch), torchtitan reduces them in fp32.
-        Precision.BF16_MIXED: PrecisionPolicy(
-            name=Precision.BF16_MIXED,
-            parameter=Dtype.BF16,
-            compute=Dtype.BF16,
-            gradient=Dtype.BF16,
-            gradient_reduce=Dtype.FP32,
-            master=Dtype.FP32,
-            optimizer_state=Dtype.FP32,
-        ),
-        # Micikevicius et al., arXiv 1710.03740: fp16 copy, fp32 master weights, scaled loss. Gradients stay fp16 until the step.
-        Precision.FP16_MIXED: PrecisionPolicy(
-            name=Precision.FP16_MIXED,
-            parameter=Dtype.FP16,
-            compute=Dtype.FP16,
-            gradient=Dtype.FP16,
-            gradient_reduce=Dtype.FP16,
-            master=Dtype.FP32,
-            optimizer_state=Dtype.FP32,
-        ),
-        Precision.BF16: PrecisionPolicy(
-            name=Precision.BF16,
-            parameter=Dtype.BF16,
-            compute=Dtype.BF16,
-            gradient=Dtype.BF16,
-            gradient_reduce=Dtype.BF16,
-            master=Dtype.BF16,
-            optimizer_state=Dtype.BF16,
-        ),
-    }
-)
+_BF16_MIXED = "bf16 bf16 bf16 fp32 fp32 fp32"
+#: Dtypes of a policy, in the order of its fields. Low-bit products extend bf16 mixed precision, from which all their dtypes come.
+_DTYPES: Mapping[Precision, str] = {
+    Precision.FP32: "fp32 fp32 fp32 fp32 fp32 fp32",
+    # Megatron-LM accumulates and reduces bf16 gradients in fp32 (it forces the switch), torchtitan reduces them in fp32.
+    Precision.BF16_MIXED: _BF16_MIXED,
+    # Micikevicius et al., arXiv 1710.03740: fp16 copy, fp32 master weights, scaled loss. Gradients stay fp16 until the step.
+    Precision.FP16_MIXED: "fp16 fp16 fp16 fp16 fp32 fp32",
+    Precision.BF16: "bf16 bf16 bf16 bf16 bf16 bf16",
+}
 
 
-#: Low-bit products extend bf16 mixed precision, from which all other dtypes come.
-PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
-    {
-        name: _POLICIES[name] if name in _POLICIES else replace(_POLICIES[Precision.BF16_MIXED], name=name, recipe=RECIPES[str(name)])
-        for name in Precision
-    }
-)
+def _policy(name: Precision) -> PrecisionPolicy:
+    parameter, compute, gradient, reduced, master, state = map(Dtype, _DTYPES.get(name, _BF16_MIXED).split())
+    return PrecisionPolicy(
+        name=name,
+        parameter=parameter,
+        compute=compute,
+        gradient=gradient,
+        gradient_reduce=reduced,
+        master=master,
+        optimizer_state=state,
+        recipe=RECIPES.get(str(name)),
+    )
+
+
+PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType({name: _policy(name) for name in Precision})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.training import Training, is_projected
+from perfmodel.workload.training import Training, linear_shapes
 
 SUBSPACE_STEPS = 200.0
 """[-] Steps between two decompositions (transformers 5.23, trainer_optimizer.py, and the paper's pre-training)."""
@@ -44,18 +44,15 @@ NO_PROJECTION = Projection()
 def projection_of(model: TransformerConfig, training: Training) -> Projection:
     """Return the means over a model's parameters where a job projects gradients (GaLore)."""
     low = matrix = flops = cube = projected = 0.0
-    for kind in model.layer_kinds:
-        for shape in model.layer_shapes(kind):
-            if not is_projected(shape, training):
-                continue
-            *experts, rows, columns = shape.shape
-            number, (n, m) = kind.count * math.prod(experts), sorted((rows, columns))
-            rank = min(training.rank, n)
-            projected += number * m * n
-            low += number * m * rank
-            matrix += number * n * rank
-            flops += number * 4.0 * m * n * rank
-            cube += number * float(m) * n * n
+    for count, shape in linear_shapes(model, training):
+        *experts, rows, columns = shape.shape
+        number, (n, m) = count * math.prod(experts), sorted((rows, columns))
+        rank = min(training.rank, n)
+        projected += number * m * n
+        low += number * m * rank
+        matrix += number * n * rank
+        flops += number * 4.0 * m * n * rank
+        cube += number * float(m) * n * n
     total = model.num_parameters
     return Projection(
         state=(total - projected + low) / total,

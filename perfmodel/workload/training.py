@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -165,24 +165,21 @@ def group_of(operator: str) -> str:
     return _MLP if operator.removeprefix("shared_") in ("gate_proj", "up_proj", "down_proj") else _ATTENTION
 
 
+def linear_shapes(model: TransformerConfig, training: Training | None = None) -> Iterator[tuple[int, ParameterShape]]:
+    """Yield the matrices of linear operators of each layer kind, with the number of its layers.
+
+    training   only the operators that it adapts, or whose gradients it projects; None: all
+    """
+    for kind in model.layer_kinds:
+        for shape in model.layer_shapes(kind):
+            operator = shape.name.removesuffix(".weight")
+            if operator != shape.name and is_linear_name(operator) and (training is None or training.adapts(operator)):
+                yield kind.count, shape
+
+
 def linear_operators(model: TransformerConfig) -> tuple[str, ...]:
     """Return the names of the linear operators in layers of all kinds."""
-    return tuple(
-        dict.fromkeys(_operator_of(shape) for kind in model.layer_kinds for shape in model.layer_shapes(kind) if _is_linear(shape))
-    )
-
-
-def _operator_of(shape: ParameterShape) -> str:
-    return shape.name.removesuffix(".weight")
-
-
-def _is_linear(shape: ParameterShape) -> bool:
-    return shape.name.endswith(".weight") and is_linear_name(_operator_of(shape))
-
-
-def is_projected(shape: ParameterShape, training: Training) -> bool:
-    """Return whether a job with GaLore projects the gradient of the parameter."""
-    return _is_linear(shape) and training.adapts(_operator_of(shape))
+    return tuple(dict.fromkeys(shape.name.removesuffix(".weight") for _, shape in linear_shapes(model)))
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
@@ -190,12 +187,10 @@ def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
     if training.is_full:
         return model.num_parameters
     total = 0
-    for kind in model.layer_kinds:
-        for shape in model.layer_shapes(kind):
-            if _is_linear(shape) and training.adapts(_operator_of(shape)):
-                *experts, rows, columns = shape.shape
-                elements = training.rank * (rows + columns) + training.decomposes * rows
-                total += kind.count * math.prod(experts) * elements
+    for count, shape in linear_shapes(model, training):
+        *experts, rows, columns = shape.shape
+        elements = training.rank * (rows + columns) + training.decomposes * rows
+        total += count * math.prod(experts) * elements
     return total
 
 
@@ -206,7 +201,5 @@ def frozen_parameter_bytes(model: TransformerConfig, training: Training, paramet
     idle = (training.num_adapters - 1) * num_trained_parameters(model, training) * parameter_bytes
     if not training.quantizes_base:
         return idle + model.num_parameters * parameter_bytes
-    quantized = sum(
-        kind.count * shape.num_elements for kind in model.layer_kinds for shape in model.layer_shapes(kind) if _is_linear(shape)
-    )
+    quantized = sum(count * shape.num_elements for count, shape in linear_shapes(model))
     return idle + quantized * training.base_format.bytes_per_weight + (model.num_parameters - quantized) * parameter_bytes

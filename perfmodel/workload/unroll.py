@@ -7,7 +7,7 @@ graph, layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.foundation.errors import InputError, bad_field
@@ -36,21 +36,47 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
 
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_SIZE:
         raise bad_field("batch", batch, f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
-    repeats = {repeat.layer: repeat for repeat in graph.repeats}
-    counts = {layer: layers or repeat.count for layer, repeat in repeats.items()}
+    counts = {repeat.layer: layers or repeat.count for repeat in graph.repeats}
     total = sum(counts.get(operator.layer, 1) for operator in graph.operators if not is_left_out(operator))
     if total > MAX_OPERATORS:
         raise InputError(f"network {graph.name}: has {total:,} operators, more than {MAX_OPERATORS:,}; use fewer layers")
-    operators: list[Operator] = []
-    tensors: dict[str, Tensor] = {}
-    given = _tensors_of_batch(graph, batch)
-    now: dict[str, str] = {}  # tensor of the folded graph -> tensor that the next operator reads in its place
-    before: dict[str, str] = {}  # output of the previous run, by repeat or turn
-    runs = {layer: _Run.of(graph, layer, batch, is_left_out) for layer in dict.fromkeys(op.layer for op in graph.operators)}
+    runs = {region.name: _Run.of(graph, region.name, is_left_out, batch) for region in graph.regions}
+    order = []
     for position, index in interleaved([(region.turn, counts.get(region.name, 1)) for region in graph.regions]):
         layer = graph.regions[position].name
+        order.append((layer, f"{layer}{index}." if layer in counts else ""))
+    operators, tensors = _in_order(graph, runs, order, _tensors_of_batch(graph, batch))
+    blocks = {f"{layer}{index}": 1.0 for layer, count in counts.items() for index in range(count)}
+    return replace(graph, operators=operators, tensors=tensors, batch=batch, repeats=(), blocks=blocks)
+
+
+def with_first_run_apart(graph: Graph, name: str) -> Graph:
+    """Return `graph` with the first run of its only repeated layer as a separate layer `name`."""
+    (repeat,) = graph.repeats
+    prefix, rest = f"{name}.", () if repeat.count == 1 else (replace(repeat, count=repeat.count - 1),)
+    runs = {region.name: _Run.of(graph, region.name) for region in graph.regions}
+    of_repeat = [(repeat.layer, prefix), *([(repeat.layer, "")] if rest else [])]
+    order = [run for region in graph.regions for run in (of_repeat if region.name == repeat.layer else [(region.name, "")])]
+    operators, written = _in_order(graph, runs, order, graph.tensors)
+    tensors = {tensor: written[tensor] for tensor in dict.fromkeys((*graph.tensors, *written)) if tensor in written}
+    first = replace(repeat, layer=name, count=1, carried=prefix + repeat.carried)
+    return replace(graph, operators=operators, tensors=tensors, repeats=(first, *rest))
+
+
+def _in_order(
+    graph: Graph, runs: Mapping[str, _Run], order: Iterable[tuple[str, str]], given: Mapping[str, Tensor]
+) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
+    """Return the operators and tensors of a graph whose layers run in this order, with a prefix for each run.
+
+    given   tensors by their names in `graph`
+    """
+    repeats = {repeat.layer: repeat for repeat in graph.repeats}
+    operators: list[Operator] = []
+    tensors: dict[str, Tensor] = {}
+    now: dict[str, str] = {}  # tensor of the folded graph -> tensor that the next operator reads in its place
+    before: dict[str, str] = {}  # output of the previous run, by repeat or turn
+    for layer, prefix in order:
         run, repeat = runs[layer], repeats.get(layer)
-        prefix = f"{layer}{index}." if repeat else ""
         if repeat and (repeat.turn or layer) in before:
             entry = graph.producer(repeat.carried)
             assert entry is not None
@@ -66,50 +92,12 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
             operators.append(_named(operator, prefix, now))
         if repeat:
             before[repeat.turn or layer] = now[_handed_on(graph, layer)]
-    blocks = {f"{layer}{index}": 1.0 for layer, count in counts.items() for index in range(count)}
-    return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=(), blocks=blocks)
-
-
-def with_first_run_apart(graph: Graph, name: str) -> Graph:
-    """Return `graph` with the first run of its only repeated layer as a separate layer `name`."""
-    (repeat,) = graph.repeats
-    prefix, handed_on = f"{name}.", _handed_on(graph, repeat.layer)
-    members = graph.operators_of(repeat.layer)
-    renames = {tensor: prefix + tensor for operator in members for tensor in _tensors(operator) if _is_only_of(graph, repeat.layer, tensor)}
-    tensors = dict(graph.tensors)
-    for tensor, renamed in renames.items():
-        product = tensors[tensor].bias_of
-        tensors[renamed] = replace(tensors[tensor], name=renamed, bias_of=product and prefix + product)
-    entry = graph.producer(repeat.carried)
-    assert entry is not None
-    given = entry.inputs[0].tensor
-
-    def named(operator: Operator, now: Mapping[str, str]) -> Operator:
-        inputs = tuple(replace(operand, tensor=now.get(operand.tensor, operand.tensor)) for operand in operator.inputs)
-        return replace(operator, inputs=inputs)
-
-    operators: list[Operator] = []
-    begun, once = False, repeat.count == 1
-    for operator in graph.operators:
-        if operator.layer != repeat.layer:
-            operators.append(named(operator, {handed_on: renames[handed_on]}) if begun and once else operator)
-            continue
-        if not begun:
-            begun = True
-            operators += [_named(member, prefix, renames | {t: t for t in _tensors(member) if t not in renames}) for member in members]
-        if not once:
-            operators.append(named(operator, {given: renames[handed_on]}))
-    if once:
-        for tensor in renames:
-            del tensors[tensor]
-    first = replace(repeat, layer=name, count=1, carried=renames[repeat.carried])
-    rest = () if once else (replace(repeat, count=repeat.count - 1),)
-    return replace(graph, operators=tuple(operators), tensors=tensors, repeats=(first, *rest))
+    return tuple(operators), tensors
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A layer at the batch's size.
+    """Operators of a layer, at the batch's size.
 
     exclusive   tensors that it produces or that only it reads
     boundaries  output of each removed layout boundary -> its input
@@ -120,9 +108,10 @@ class _Run:
     boundaries: Mapping[str, str]
 
     @classmethod
-    def of(cls, graph: Graph, layer: str, batch: int, is_left_out: Callable[[Operator], bool]) -> _Run:
+    def of(cls, graph: Graph, layer: str, is_left_out: Callable[[Operator], bool] = lambda operator: False, batch: int = 0) -> _Run:
+        """Return a layer without some of its operators. batch: 0: the samples stay a quantity of the plan."""
         members = graph.operators_of(layer)
-        sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
+        sized = tuple(_of_batch(operator, batch) if batch else operator for operator in members if not is_left_out(operator))
         exclusive = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
         return cls(sized, exclusive, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
 

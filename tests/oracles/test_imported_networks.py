@@ -17,7 +17,7 @@ from tests.planner.per_operator.cases import planner
 
 
 class AlexNet(nn.Module):
-    """As `workload/networks/alexnet.py` has it."""
+    """As `workload/networks/images.py` has it."""
 
     def __init__(self):
         super().__init__()

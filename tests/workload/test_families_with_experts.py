@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.families import FAMILIES
+from perfmodel.workload.families import family_table
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks.language_model import transformer_network
@@ -340,5 +340,5 @@ def test_one_damaged_key_is_read_or_refused(config, key, value):
 def test_the_files_page_names_every_family():
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
     of_perfmodel = {"megatron"}  # ours, for shipped models
-    named = {family for family in FAMILIES if re.search(rf"[ ,]{re.escape(family.removesuffix('_text'))}(_text)?\b", page)}
-    assert {family for family in set(FAMILIES) - named - of_perfmodel if "_vl_" not in family} == set()
+    named = {family for family in family_table().families if re.search(rf"[ ,]{re.escape(family.removesuffix('_text'))}(_text)?\b", page)}
+    assert {family for family in set(family_table().families) - named - of_perfmodel if "_vl_" not in family} == set()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload import models
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.huggingface import FAMILIES, read_config
+from perfmodel.workload.families import family_table
+from perfmodel.workload.huggingface import read_config
 
 LLAMA = {
     "model_type": "llama",
@@ -217,7 +218,7 @@ KEYS = sorted(
     }
 )
 CONFIGS = st.fixed_dictionaries(
-    {"model_type": st.sampled_from(sorted(FAMILIES))}, optional={key: JSON for key in KEYS if key != "model_type"}
+    {"model_type": st.sampled_from(sorted(family_table().families))}, optional={key: JSON for key in KEYS if key != "model_type"}
 )
 
 

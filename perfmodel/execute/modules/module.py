@@ -24,8 +24,7 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.imported.graph import ImportedKind
 from perfmodel.workload.imported.input_spec import InputSpec, parse_inputs
-from perfmodel.workload.imported.network import Computed, ImportedNetwork, network_of
-from perfmodel.workload.imported.synchronised import synchronised
+from perfmodel.workload.imported.network import Computed, ImportedNetwork, network_of, synchronised
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from perfmodel.workload.imported.graph import ImportedKind
-from perfmodel.workload.imported.index_rules import gather, indexed, moved_whole, nonzero_or, written_into
 from perfmodel.workload.imported.iteration_space import (
     Call,
     Dims,
@@ -20,7 +19,7 @@ from perfmodel.workload.imported.iteration_space import (
     axes_of,
     axis_of,
     lead_names,
-    names_of,
+    named,
     sizes_of,
 )
 
@@ -206,13 +205,10 @@ def _embedding_bag(call: Call) -> IterationSpace:
 
 def _last_position(call: Call) -> IterationSpace:
     """Return an operator that adds or removes the last position (one-hot vectors, complex numbers as pairs)."""
-    first = next(iter(call.tensors))
-    shape, output = call.tensors[first], call.outputs[0]
-    longer = max(shape, output, key=len)
-    names = names_of(len(longer))
-    return IterationSpace(
-        kind=ImportedKind.ELEMENTWISE, dims=sizes_of(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
-    )
+    (first, shape), output = call.first, call.outputs[0]
+    names, dims = named(max(shape, output, key=len))
+    writes = (names[: len(output)],)
+    return IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads={first: names[: len(shape)]}, writes=writes)
 
 
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
@@ -220,10 +216,9 @@ def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], 
     these dims."""
 
     def rule(call: Call) -> IterationSpace:
-        first = operand or next(iter(call.tensors))
+        first = operand or call.first[0]
         shape = call.tensors[first]
-        names = names_of(len(shape))
-        dims = sizes_of(names, shape)
+        names, dims = named(shape)
         axes = axes_of(call, len(shape))
         reads = {name: aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
         writes = tuple(aligned(output, names, dims) if len(output) == len(shape) else ("",) * len(output) for output in call.outputs)
@@ -247,17 +242,12 @@ def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
 
     def rule(call: Call) -> IterationSpace:
         shape = call.tensors["input"]
-        names = names_of(len(shape))
+        names, dims = named(shape)
         scales = {name: ("",) * len(other) for name, other in call.tensors.items()}
         scales |= {name: (names[1],) for name, other in call.tensors.items() if other == (shape[1],)}
         axes = [axis for axis in range(len(shape)) if axis > 1 or (axis == 0 if reduces_batch else axis == 1)]
-        return IterationSpace(
-            kind=kind,
-            dims=sizes_of(names, shape),
-            reads=scales | {"input": names},
-            writes=tuple(names if output == shape else ("",) * len(output) for output in call.outputs),
-            reduced=tuple(names[axis] for axis in axes),
-        )
+        reads, writes = scales | {"input": names}, tuple(names if output == shape else ("",) * len(output) for output in call.outputs)
+        return IterationSpace(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
 
     return rule
 
@@ -280,8 +270,7 @@ def _cross_entropy(call: Call) -> IterationSpace:
 def _loss(call: Call) -> IterationSpace:
     """Return an elementwise function of two tensors followed by a mean or a sum."""
     shape = call.tensors["self"]
-    names = names_of(len(shape))
-    dims = sizes_of(names, shape)
+    names, dims = named(shape)
     reads = {name: aligned(other, names, dims) for name, other in call.tensors.items()}
     writes = tuple(names if output == shape else ("",) * len(output) for output in call.outputs)
     return IterationSpace(kind=ImportedKind.REDUCTION, dims=dims, reads=reads, writes=writes, reduced=names)
@@ -289,39 +278,27 @@ def _loss(call: Call) -> IterationSpace:
 
 def _pooling(call: Call) -> IterationSpace:
     """Return [b, c, h, w] -> [b, c, h, w], with h and w of the output."""
-    first = next(iter(call.tensors))
-    shape, output = call.tensors[first], call.outputs[0]
-    names = names_of(len(output))
-    return IterationSpace(
-        kind=ImportedKind.POOLING,
-        dims=sizes_of(names, output),
-        reads={first: names[len(names) - len(shape) :]},
-        writes=(names,) * len(call.outputs),
-    )
+    first, shape = call.first
+    names, dims = named(call.outputs[0])
+    reads = {first: names[len(names) - len(shape) :]}
+    return IterationSpace(kind=ImportedKind.POOLING, dims=dims, reads=reads, writes=(names,) * len(call.outputs))
 
 
 def _reduction(call: Call) -> IterationSpace:
-    first = next(iter(call.tensors))
-    shape = call.tensors[first]
-    names = names_of(len(shape))
+    first, shape = call.first
+    names, dims = named(shape)
     axes = axes_of(call.values.get("dim"), len(shape))
     kept = tuple("" if axis in axes else name for axis, name in enumerate(names))
     without = tuple(name for name in kept if name)
     writes = tuple(kept if len(output) == len(shape) else without for output in call.outputs)
-    return IterationSpace(
-        kind=ImportedKind.REDUCTION,
-        dims=sizes_of(names, shape),
-        reads={first: names},
-        writes=writes,
-        reduced=tuple(names[axis] for axis in axes),
-    )
+    reduced = tuple(names[axis] for axis in axes)
+    return IterationSpace(kind=ImportedKind.REDUCTION, dims=dims, reads={first: names}, writes=writes, reduced=reduced)
 
 
 def _elementwise(call: Call) -> IterationSpace | None:
     if not call.outputs:
         return None
-    names = names_of(len(call.outputs[0]))
-    dims = sizes_of(names, call.outputs[0])
+    names, dims = named(call.outputs[0])
     reads = {name: aligned(shape, names, dims) for name, shape in call.tensors.items()}
     writes = tuple(names if output == call.outputs[0] else ("",) * len(output) for output in call.outputs)
     return IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=writes)
@@ -329,19 +306,13 @@ def _elementwise(call: Call) -> IterationSpace | None:
 
 def _outer(call: Call) -> IterationSpace:
     first, second = call.tensors
-    return IterationSpace(
-        kind=ImportedKind.ELEMENTWISE,
-        dims=sizes_of(("m", "n"), call.outputs[0]),
-        reads={first: ("m",), second: ("n",)},
-        writes=(("m", "n"),),
-    )
+    dims = sizes_of(("m", "n"), call.outputs[0])
+    return IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads={first: ("m",), second: ("n",)}, writes=(("m", "n"),))
 
 
 def _concat(call: Call) -> IterationSpace:
-    output = call.outputs[0]
-    names = names_of(len(output))
-    dims = sizes_of(names, output)
-    axis = axis_of(call.values.get("dim", 0), len(output))
+    names, dims = named(call.outputs[0])
+    axis = axis_of(call.values.get("dim", 0), len(names))
     is_stack = call.name == "stack"
     kept = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
     kept = tuple("" if name == names[axis] else name for name in kept)
@@ -351,17 +322,16 @@ def _concat(call: Call) -> IterationSpace:
 
 def _split(call: Call) -> IterationSpace:
     """Return parts along one unsplit dim: chunk, split, slice keep the position, unbind and select drop it."""
-    first = next(iter(call.tensors))
-    shape = call.tensors[first]
-    names = names_of(len(shape))
+    first, shape = call.first
+    names, dims = named(shape)
     axis = axis_of(call.values.get("dim", 0), len(shape))
     writes = []
     for output in call.outputs:
-        dims = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
-        writes.append(dims if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
+        kept = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
+        writes.append(kept if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
     return IterationSpace(
         kind=ImportedKind.SPLIT,
-        dims=sizes_of(names, shape),
+        dims=dims,
         reads={first: names},
         writes=tuple(writes),
         unsplit=(names[axis],),
@@ -371,12 +341,10 @@ def _split(call: Call) -> IterationSpace:
 
 def _rearrange(call: Call) -> IterationSpace:
     """Return a rearrangement: positions of unchanged size are kept, the others are read and written unsharded."""
-    first = next(iter(call.tensors))
-    shape, output = call.tensors[first], call.outputs[0]
-    names = names_of(len(output))
-    dims = sizes_of(names, output)
+    first, shape = call.first
+    names, dims = named(call.outputs[0])
     moved = {
-        names[axis_of(axis, len(output))]
+        names[axis_of(axis, len(names))]
         for key in ("dim", "dims")
         for axis in (call.values[key] if isinstance(call.values.get(key), (list, tuple)) else [call.values.get(key)])
         if isinstance(axis, int)
@@ -388,22 +356,72 @@ def _rearrange(call: Call) -> IterationSpace:
 
 def _scan(call: Call) -> IterationSpace:
     """Return an operator along an unsplit dim that stays in the output: running sums, sorts, top-k."""
-    first = next(iter(call.tensors))
-    shape = call.tensors[first]
-    names = names_of(len(shape))
+    first, shape = call.first
+    names, dims = named(shape)
     axis = axis_of(call.values.get("dim", len(shape) - 1), len(shape))
-    dims = tuple("" if index == axis else name for index, name in enumerate(names))
-    return IterationSpace(
-        kind=ImportedKind.REARRANGE,
-        dims=sizes_of(names, shape),
-        reads={first: dims},
-        writes=(dims,) * len(call.outputs),
-        unsplit=(names[axis],),
-    )
+    kept = tuple("" if index == axis else name for index, name in enumerate(names))
+    writes = (kept,) * len(call.outputs)
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={first: kept}, writes=writes, unsplit=(names[axis],))
 
 
 def _constant(call: Call) -> IterationSpace:
     return IterationSpace(kind=ImportedKind.CONSTANT, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
+
+
+# --- entries read or written by index ---------------------------------------------------------------------------------------------
+
+
+def _gather(call: Call) -> IterationSpace:
+    """Return a gather: entries of one dim, selected for every position of the index."""
+    index = call.tensors["index"]
+    names, dims = named(index)
+    axis = names[axis_of(call.values["dim"], len(index))]
+    read = tuple("" if name == axis else name for name in aligned(call.tensors["self"], names, dims))
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
+
+
+def _indexed(call: Call) -> IterationSpace | None:
+    """Return x[.., v.., ..] at index[..] -> [.., index's positions, ..]: full slices along adjacent indexed positions."""
+    shape, output = call.tensors["self"], call.outputs[0]
+    indices = {int(name.rpartition(".")[2]): tensor_shape for name, tensor_shape in call.tensors.items() if name.startswith("indices.")}
+    axes = sorted(indices)
+    rank = max((len(tensor_shape) for tensor_shape in indices.values()), default=0)
+    if not axes or axes[-1] - axes[0] != len(axes) - 1 or len(output) != len(shape) - len(axes) + rank:
+        return None
+    (names, dims), first = named(output), axes[0]
+    read = (*names[:first], *("",) * len(axes), *names[first + rank :])
+    if any(name and dims[name] != size for name, size in zip(read, shape, strict=True)):
+        return None
+    reads = {f"indices.{position}": aligned(tensor_shape, names[first : first + rank], dims) for position, tensor_shape in indices.items()}
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, **reads}, writes=(names,))
+
+
+def _written_into(call: Call) -> IterationSpace:
+    """Return an update of a tensor by index: entries are written or added along some positions; the others are kept."""
+    shape = call.tensors["self"]
+    names, dims = named(shape)
+    if "dim" in call.values:
+        moved = {axis_of(call.values["dim"], len(shape))}
+    else:
+        moved = {int(name.rpartition(".")[2]) for name in call.tensors if name.startswith("indices.")}
+    kept = tuple("" if position in moved else name for position, name in enumerate(names))
+    reads = {name: kept for name, tensor_shape in call.tensors.items() if len(tensor_shape) == len(shape)}
+    reads = {
+        name: tuple(dim if dim and dims[dim] == size else "" for dim, size in zip(read, call.tensors[name], strict=True))
+        for name, read in reads.items()
+    }
+    unsplit = tuple(name for name in names if name not in kept)
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads=reads, writes=(kept,), unsplit=unsplit)
+
+
+def _moved_whole(call: Call) -> IterationSpace:
+    """Return an operator whose every output depends on all inputs: indices of nonzeros, counts of values."""
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
+
+
+def _nonzero_or(otherwise: Rule) -> Rule:
+    """Return the rule of `torch.where`, which gives the indices of nonzeros for a single tensor."""
+    return lambda call: _moved_whole(call) if len(call.tensors) == 1 else otherwise(call)
 
 
 def _rules(rule: Rule, names: str) -> dict[str, Rule]:
@@ -448,11 +466,11 @@ RULES: Mapping[str, Rule] = {
         "repeat repeat_interleave pad constant_pad_nd roll flip tril triu upsample_nearest2d upsample_bilinear2d",
     ),
     **_rules(_scan, "cumsum cumprod sort argsort topk"),
-    **_rules(gather, "gather"),
-    **_rules(indexed, "index"),
-    **_rules(written_into, "scatter scatter_add scatter_reduce index_add index_copy index_put index_fill"),
-    **_rules(moved_whole, "nonzero bincount histc searchsorted bucketize"),
-    **_rules(nonzero_or(_elementwise), "where"),
+    **_rules(_gather, "gather"),
+    **_rules(_indexed, "index"),
+    **_rules(_written_into, "scatter scatter_add scatter_reduce index_add index_copy index_put index_fill"),
+    **_rules(_moved_whole, "nonzero bincount histc searchsorted bucketize"),
+    **_rules(_nonzero_or(_elementwise), "where"),
     **_rules(_last_position, "one_hot view_as_complex view_as_real"),
     **_rules(_outer, "outer"),
     **_rules(

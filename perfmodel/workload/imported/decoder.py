@@ -18,10 +18,9 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, shown
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, layer_parts
-from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
 from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, Reach
-from perfmodel.workload.imported.mixers import ImportedMixer, is_normed_after, is_normed_before, read_mixer
+from perfmodel.workload.imported.mixers import ImportedMixer, find_attentions, is_normed_after, is_normed_before, read_mixer
 from perfmodel.workload.imported.wiring import Wiring, difference, is_choice
 from perfmodel.workload.layer_specs import FeedForward, Mixer
 

@@ -1,4 +1,4 @@
-"""Iteration spaces of torch operators (`aten_rules.py`, `index_rules.py`): dims, the dims of each tensor, and the work."""
+"""Iteration spaces of torch operators (`aten_rules.py`): dims, the dims of each tensor, and the work."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class Call:
     outputs: tuple[Shape, ...]
     is_pointwise: bool = False
 
+    @property
+    def first(self) -> tuple[str, Shape]:
+        """Name and shape of the first tensor argument."""
+        return next(iter(self.tensors.items()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSpace:
@@ -51,6 +56,12 @@ _LEADS = "bstuvw"
 
 def names_of(rank: int) -> Dims:
     return tuple(_BY_RANK.get(rank, string.ascii_lowercase[:rank]))
+
+
+def named(shape: Shape) -> tuple[Dims, dict[str, int]]:
+    """Return the names of a tensor's dims, and their sizes by name."""
+    names = names_of(len(shape))
+    return names, sizes_of(names, shape)
 
 
 def lead_names(count: int) -> Dims:

@@ -1,5 +1,6 @@
 """The attention of an imported decoder's layer, recognised by its products: grouped-query or latent attention.
 
+It is fused, or two products of activations with a softmax between them.
 Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) is recognised by the sources of keys. One product computes values and the
 first part of keys from a latent. The second part of keys, with positions and shared by all heads, is computed with the latent.
 """
@@ -7,9 +8,9 @@ first part of keys from a latent. The second part of keys, with positions and sh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from perfmodel.workload.config import QkNormScope
-from perfmodel.workload.imported.attentions import ImportedAttention
 from perfmodel.workload.imported.graph import ImportedKind, Reach, SeenKeys
 from perfmodel.workload.imported.wiring import Wiring
 from perfmodel.workload.layer_specs import LatentAttention
@@ -18,6 +19,28 @@ OF_ANOTHER = "has keys of another tensor than its queries (cross-attention), whi
 
 #: A norm in separate operators contains a mean.
 NORMS = (ImportedKind.NORM, ImportedKind.REDUCTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedAttention:
+    """An attention.
+
+    at                          vertex of its output
+    producers                   vertices of queries, keys and values; None: an input of the module
+    heads, key_dim, value_dim   query heads, and entries of a key and of a value
+    num_queries, num_keys       of a sequence
+    has_sinks                   each head has a logit without a key
+    """
+
+    at: int
+    producers: tuple[int | None, int | None, int | None]
+    heads: int
+    key_dim: int
+    value_dim: int
+    num_queries: int
+    num_keys: int
+    seen: SeenKeys
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,65 @@ class ImportedMixer:
     @property
     def first(self) -> int:
         return min(self.products)
+
+
+def find_attentions(wiring: Wiring) -> list[ImportedAttention]:
+    """Return the attentions in execution order. Raises InputError for any other product of two activations."""
+    attentions = []
+    for at in range(len(wiring.graph.vertices)):
+        vertex, into = wiring.vertex(at), wiring.into.get(at, {})
+        if vertex.kind is ImportedKind.ATTENTION:
+            dims = vertex.dims
+            fused = ImportedAttention(
+                at=at,
+                producers=(into.get(0), into.get(1), into.get(2)),
+                heads=dims.get("h", 1),
+                key_dim=dims["d"],
+                value_dim=dims["e"],
+                num_queries=dims["s"],
+                num_keys=dims["z"],
+                seen=vertex.seen,
+            )
+            attentions.append(fused)
+        elif at in wiring.products and wiring.matrices(at) is None:
+            for number, producer in into.items():  # a product with values reads a softmax of the product that computes scores
+                way = wiring.between(producer)
+                products = way & wiring.products
+                has_softmax = any(wiring.vertex(index).kind is ImportedKind.SOFTMAX for index in way)
+                if has_softmax and len(products) == 1 and wiring.matrices(min(products)) is None:
+                    attentions.append(_written_out(wiring, at, min(products), number, way - products))
+                    wiring.products -= {at, *products}
+                    break
+    for at in sorted(wiring.products):
+        if wiring.matrices(at) is None:
+            rule = "is a product of two activations; attention is scaled_dot_product_attention, or such a product, a softmax and another"
+            raise wiring.refused(at, rule)
+    return attentions
+
+
+def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int]) -> ImportedAttention:
+    """Return an unfused attention; its sizes follow from those of the products. Scores have B h s z entries, the output B h s e, the
+    module's tokens are T = B s. `number`: input of `at` with the softmax of scores; `way`: vertices between them."""
+    product, output = wiring.vertex(scores), wiring.vertex(at)
+    into = wiring.into.get(scores, {})
+    tokens = next((vertex.inputs[-1].shape for vertex in wiring.graph.vertices if vertex.kind is ImportedKind.EMBEDDING), ())
+    num_keys = tokens[-1] if tokens else 1
+    rows = prod(tokens)
+    heads = max(1, product.outputs[0].num_elements // (rows * num_keys))
+    seen = next((wiring.vertex(index).seen for index in way if wiring.vertex(index).kind is ImportedKind.SOFTMAX), SeenKeys())
+    of_heads = {parameter.name for parameter in wiring.graph.parameters if parameter.num_elements == heads}
+    sinks = {operand.parameter for vertex in map(wiring.vertex, way) for operand in vertex.inputs} & of_heads
+    return ImportedAttention(
+        at=at,
+        producers=(into.get(0), into.get(1), wiring.into.get(at, {}).get(1 - number)),
+        heads=heads,
+        key_dim=prod(product.dims[dim] for dim in product.inputs[0].dims if dim and dim not in product.outputs[0].dims),
+        value_dim=max(1, output.outputs[0].num_elements // (rows * heads)),
+        num_queries=num_keys,
+        num_keys=num_keys,
+        seen=seen,
+        has_sinks=bool(sinks),
+    )
 
 
 def read_mixer(wiring: Wiring, attention: ImportedAttention) -> ImportedMixer:
@@ -198,4 +280,4 @@ def _mixer(
     )
 
 
-__all__ = ["ImportedMixer", "MixerWidths", "is_normed_after", "is_normed_before", "read_mixer"]
+__all__ = ["ImportedMixer", "MixerWidths", "find_attentions", "is_normed_after", "is_normed_before", "read_mixer"]

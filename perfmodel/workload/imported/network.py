@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 
-from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Tensor, TensorRole
 from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported.graph import (
     ImportedEdge,
@@ -483,4 +484,23 @@ def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
     return tuple(piece.size if piece is not None else 1 for position in positions for piece in position)
 
 
-__all__ = ["ImportedNetwork", "network_of"]
+def synchronised(imported: ImportedNetwork) -> ImportedNetwork:
+    """Return the network with all-reduces of the sums of each batch norm, so that its statistics equal those of one process.
+
+    Data-parallel frameworks, and the search, use the statistics of each shard of the batch; gradients then differ from the module's.
+    """
+
+    def with_sums(operator: Operator) -> Operator:
+        """Add all-reduces of two numbers a channel in forward (sums of x and x^2) and two in backward, as in `kinds/batch_norm.py`."""
+        statistics = operator.saved[-1].extent if operator.saved else ((2, ""),)
+        channels = {dim for _, dim in statistics if dim}
+        over = tuple(dim for dim in operator.output.dims if dim and dim not in channels)
+        reduce = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=statistics, phase=Pass.FORWARD, itemsize=4.0)
+        traffic = (reduce, replace(reduce, phase=Pass.BACKWARD)) if over else ()
+        return replace(operator, traffic=traffic, settings={**operator.settings, "synchronised": True})
+
+    operators = tuple(with_sums(operator) if operator.kind == "batch_norm" else operator for operator in imported.network.operators)
+    return replace(imported, network=replace(imported.network, operators=operators))
+
+
+__all__ = ["ImportedNetwork", "network_of", "synchronised"]

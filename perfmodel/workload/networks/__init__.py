@@ -17,11 +17,11 @@ Size = int | bool | tuple[int, ...]
 
 #: Name -> "module:function" in this package, imported on first use.
 _BUILT_IN = {
-    "alexnet": "alexnet:alexnet",
+    "alexnet": "images:alexnet",
     "inception3": "inception:inception3",
-    "resnet50": "resnet:resnet50",
-    "resnet101": "resnet:resnet101",
-    "densenet121": "densenet:densenet121",
+    "resnet50": "images:resnet50",
+    "resnet101": "images:resnet101",
+    "densenet121": "images:densenet121",
     "rnnlm": "rnnlm:rnnlm",
     "transformer": "encoder_decoder:transformer",
     "bert-large": "bert:bert_large",
