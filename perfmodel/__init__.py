@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.foundation.errors": ("InputError", "PerfModelError", "RunError"),
     "perfmodel.foundation.dtypes": ("Dtype",),
+    "perfmodel.foundation.session": ("CacheInfo", "Session"),
     "perfmodel.hardware.chip": ("Chip", "MemoryTier"),
     "perfmodel.hardware.fabric": ("Link", "NetworkTier", "Topology"),
     "perfmodel.hardware.cluster": ("Cluster",),

@@ -15,6 +15,7 @@ from perfmodel.cost.training_run import TrainingRun as TrainingRun
 from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
 from perfmodel.foundation.errors import InputError as InputError, PerfModelError as PerfModelError, RunError as RunError
+from perfmodel.foundation.session import CacheInfo as CacheInfo, Session as Session
 from perfmodel.frameworks.engine import Engine as Engine
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.assumptions import Assumption

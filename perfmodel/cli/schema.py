@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -70,7 +70,7 @@ def schema(
     show(Document(content=lambda: content, blocks=blocks, rows=lambda: rows), output)
 
 
-@cache
+@lru_cache(maxsize=64)
 def command_schema(verb: str) -> dict[str, Any]:
     """Return the JSON Schemas of a command: `input` (arguments and options; `options` lists the options) and `output`."""
     from perfmodel.cli.app import VERBS, command_of

@@ -10,12 +10,12 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.layout import shorter_ends_stage_layers
 from perfmodel.workload.models import is_model, list_models
 
@@ -63,7 +63,7 @@ def filled(text: str, names: Mapping[str, Any], width: int = 120) -> str:
     return re.sub(r"\{([^{}]+)\}", lambda match: one_line(evaluate(match[1], names), width), text)
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _parsed(expression: str) -> ast.expr:
     return ast.parse(expression.strip(), mode="eval").body
 

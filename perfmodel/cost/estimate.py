@@ -95,11 +95,12 @@ class Estimator:
     def once(self, of: object, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         """Return the cached result of `make` for `of` and the values that it depends on. A full cache is cleared."""
         key = (id(of), *depends_on)
-        if key not in self._cache:
+        entry = self._cache.get(key)
+        if entry is None:
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
-            self._cache[key] = of, make()  # keep a reference to `of`: no other object can reuse its id
-        value: _Value = self._cache[key][1]
+            entry = self._cache[key] = of, make()  # keep a reference to `of`: no other object can reuse its id
+        value: _Value = entry[1]
         return value
 
     def for_job(self, job: TrainingJob) -> Estimator:

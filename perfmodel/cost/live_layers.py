@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.layout import PipelineSchedule
 
 
@@ -67,7 +67,7 @@ def three_live_layers(
     return [first, *[middle] * num_between, last]
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
     """Return [number of micro-batches, rank, field of `LiveLayers`] for the first, the fullest middle and the last rank.
 
@@ -101,6 +101,6 @@ def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Colu
     return np.asarray(SCHEDULES[schedule].live_row(num_ranks, num_microbatches)).astype(np.int64) - 1
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
     return SCHEDULES[schedule].live_rows(chunks, rank, num_ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,6 +13,7 @@ from perfmodel.cost.program import Program, compile_program
 from perfmodel.cost.step import Bytes
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.tiles import needs_length
 from perfmodel.parallel.algebra.derive import derive
@@ -39,17 +39,19 @@ _MOST_PROGRAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Compiled:
-    """Graphs and programs of one job under profiles that compile alike, filled on demand."""
+    """Graphs and programs of one job under profiles that compile alike, filled on demand. Another thread may empty it at any time."""
 
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
 
 
-_HELD: WeakValueDictionary[tuple[Any, ...], Compiled] = WeakValueDictionary()
+@session_cache(maxsize=1)
+def _compiled_of_live_estimators() -> WeakValueDictionary[tuple[Any, ...], Compiled]:
+    return WeakValueDictionary()
 
 
-@lru_cache(maxsize=_MOST_COMPILED)
+@session_cache(maxsize=_MOST_COMPILED)
 def compiled_for(trained: tuple[Any, ...], compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
     """Return the programs that estimators of equal jobs share. The global batch is no part of the key: a program is of one micro-batch.
 
@@ -57,7 +59,7 @@ def compiled_for(trained: tuple[Any, ...], compiled: tuple[Any, ...], any_operan
     compiled            of the profile (`ExecutionProfile.compiled`)
     any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
     """
-    return _HELD.setdefault((trained, compiled, any_operand_order), Compiled())
+    return _compiled_of_live_estimators().setdefault((trained, compiled, any_operand_order), Compiled())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,12 +113,13 @@ class Programs:
         if recompute in recomputes and key not in self.compiled.programs:
             recomputes = (recompute,)
             key = (*key[:-1], recomputes)
-        if key not in self.compiled.programs:
+        program = self.compiled.programs.get(key)
+        if program is None:
             if len(self.compiled.programs) >= _MOST_PROGRAMS:
                 self.compiled.programs.clear()
                 self.compiled.parameter_programs.clear()
             graph = self.graph(attention, dispatcher)
-            self.compiled.programs[key] = compile_program(
+            program = self.compiled.programs[key] = compile_program(
                 derive(graph, apply_rules(graph, rules)),
                 self.profile,
                 recompute_operators=recompute_operators,
@@ -124,7 +127,7 @@ class Programs:
                 recomputes=recomputes,
                 splits_backward=splits_backward,
             )
-        return self.compiled.programs[key]
+        return program
 
     def having(self, plan: Plan, program: Program) -> Programs:
         """Return the programs of the same graphs with this program for plans like `plan`."""
@@ -138,10 +141,11 @@ class Programs:
             of = plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher
             return self.program(*of, recompute=plan.recompute, splits_backward=splits)
         key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators, splits
-        if key not in self.compiled.programs:
+        program = self.compiled.programs.get(key)
+        if program is None:
             check_assignment(assignment, self.network(plan.micro_batch))
             stage_runs(self.network(plan.micro_batch), plan)
-            self.compiled.programs[key] = compile_program(
+            program = self.compiled.programs[key] = compile_program(
                 derive_assigned(self.assigned_graph(plan, assignment), assignment),
                 self.profile,
                 recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
@@ -150,7 +154,7 @@ class Programs:
                 recomputes=(plan.recompute,),
                 splits_backward=splits,
             )
-        return self.compiled.programs[key]
+        return program
 
     def stage_layers(self, plan: Plan) -> tuple[int, ...]:
         """Return the blocks of each virtual stage."""
@@ -224,8 +228,9 @@ class Programs:
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
         """Return the parameter events of a program under a ZeRO stage."""
         key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
-        if key not in self.compiled.parameter_programs:
-            self.compiled.parameter_programs[key] = compile_parameters(
+        compiled = self.compiled.parameter_programs.get(key)
+        if compiled is None:
+            compiled = self.compiled.parameter_programs[key] = compile_parameters(
                 program.parameters,
                 program.regions,
                 self.profile,
@@ -234,4 +239,4 @@ class Programs:
                 parameter_bytes=self.sizes.gathered,
                 gradient_bytes=self.sizes.gradient.reduced,
             )
-        return self.compiled.parameter_programs[key]
+        return compiled

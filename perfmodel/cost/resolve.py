@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_program
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import user_calibrations_dir
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
@@ -129,7 +129,7 @@ def _mixed_estimator(
     )
 
 
-@lru_cache(maxsize=_MOST_ESTIMATORS)
+@session_cache(maxsize=_MOST_ESTIMATORS)
 def kept_estimator(kept: _KeptJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
     """Return the cached estimator of equal arguments. Files are read before: an edited file makes another estimator."""
     return fresh_estimator(kept.job, cluster, calibration, profile)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from operator import add
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
@@ -132,13 +132,13 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
     return region if this.is_repeated and not is_alone else next_to
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
     """Return the stages for the blocks of each virtual stage, in model order. Stage k runs on rank k % num_ranks."""
     return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks), stage_layers)
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> Stages:
     """Return stages whose ranks run on chips of several kinds: pipeline rank i on pool `pools[i]`.
 
@@ -199,7 +199,7 @@ def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, ran
     return runs_of_ranks(regions, tuple(stage_layers), num_ranks)[rank]
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
     by_rank = _runs_of_stages(regions, stage_layers).reshape(-1, num_ranks, len(regions)).sum(axis=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of, times_of
 from perfmodel.fitting.fit import UserRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import file_state
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
 from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
@@ -201,21 +202,12 @@ def _cluster_name(row: Row) -> str:
 
 
 def _cluster(cluster_name: str, chips: int) -> Cluster:
-    return _cluster_as_of(cluster_name, chips, _stamp(cluster_name))
+    return _cluster_as_of(cluster_name, chips, file_state(cluster_name))
 
 
-@lru_cache(maxsize=1024)
-def _cluster_as_of(cluster_name: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
+@session_cache(maxsize=1024)
+def _cluster_as_of(cluster_name: str, chips: int, state: tuple[int, ...]) -> Cluster:
     return load_cluster(cluster_name, num_chips=chips)
-
-
-def _stamp(name: str) -> tuple[int, ...]:
-    """Return the cache key of a file, which changes when it is edited; empty if there is no such file."""
-    try:
-        status = Path(name).stat()
-    except (OSError, ValueError):
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
@@ -226,11 +218,11 @@ def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
         raise InputError("model: is missing; give a name (`perfmodel models`) or the path of a config.json")
     name = row.text("model")
     folder = Path(name) / "config.json"
-    return _known_model(name, _stamp(str(folder)) or _stamp(name))
+    return _known_model(name, file_state(str(folder)) or file_state(name))
 
 
-@lru_cache(maxsize=64)
-def _known_model(name: str, stamp: tuple[int, ...]) -> TransformerConfig:
+@session_cache(maxsize=64)
+def _known_model(name: str, state: tuple[int, ...]) -> TransformerConfig:
     return load_model(name)
 
 

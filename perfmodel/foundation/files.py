@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfmodel.foundation.errors import InputError, first_of, one_line, shown
+from perfmodel.foundation.session import session_cache
 
 MAX_FILE_BYTES = 8 * 2**20
 _FIRST_BYTES = 2**16  # most files are smaller; a buffer for the largest takes longer to allocate than they take to read
@@ -69,6 +70,15 @@ def read_text(path: str | Path, what: str) -> str:
         raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
+def file_state(path: str | Path) -> tuple[int, ...]:
+    """Return a part of a cache key that changes when the file is edited; empty if there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 #: Longest text whose parsed data is cached, as for shipped files [characters].
 MOST_KEPT = 1 << 18
 
@@ -80,13 +90,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     """Return the mapping in a YAML text, as `read_yaml`. where: its name in messages."""
-    parsed = _parsed if len(text) <= MOST_KEPT else _parsed.__wrapped__
-    data: dict[str, Any] = pickle.loads(parsed(text, where))  # a separate copy for each caller
+    parse = _parsed if len(text) <= MOST_KEPT else _parse
+    data: dict[str, Any] = pickle.loads(parse(text, where))  # a separate copy for each caller
     return data
 
 
-@lru_cache(maxsize=256)
-def _parsed(text: str, where: str) -> bytes:
+def _parse(text: str, where: str) -> bytes:
     """Return the mapping in a text, pickled: every prediction reads the same few files, and parsing is much slower than unpickling."""
     import yaml
 
@@ -112,6 +121,9 @@ def _parsed(text: str, where: str) -> bytes:
     if not isinstance(data, dict):
         raise InputError(f"{where}: must hold a mapping of fields at the top; write lines such as 'name: my-cluster'")
     return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+_parsed = session_cache(maxsize=256)(_parse)
 
 
 def _depth(text: str) -> int:

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -88,7 +88,7 @@ Bandwidth = Annotated[str, quantity(QuantityKind.BANDWIDTH)]
 Time = Annotated[str, quantity(QuantityKind.TIME)]
 
 
-@cache
+@lru_cache(maxsize=256)
 def model_of(record: type, *, types: Callable[[str, Any], Any] | None = None, base: type[FileModel] = FileModel) -> type[FileModel]:
     """Return the model of files for a frozen dataclass; its docstring describes the fields, their names determine the units.
 

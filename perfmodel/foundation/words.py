@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
@@ -121,7 +121,7 @@ def words_of(record: type) -> Mapping[str, Word]:
     return _words_of(cast(Any, record))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _words_of(record: Any) -> Mapping[str, Word]:
     return {entry.name: entry.metadata["word"] for entry in fields(record)}
 

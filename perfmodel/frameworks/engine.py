@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.files import file_state
 from perfmodel.foundation.grouped import Grouped, group_of
 from perfmodel.foundation.records import INLINE, record_from_data
 from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.engine_formats import EngineFormat
 
 DEFAULT_ENGINE = "vllm"
@@ -325,15 +327,15 @@ def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
         return _load(str(name), ())
     path, quoted = Path(name), one_line(str(name), 60)
     try:
-        stat = path.stat() if path.is_file() else None
+        is_file = path.is_file()
     except (OSError, ValueError) as error:  # a name that no file can have
         raise InputError(f"engine={quoted}: is neither an engine's name nor a file; see `perfmodel engines`") from error
-    if stat is None:
+    if not is_file:
         raise InputError(f"engine={quoted}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
-    return _load(str(path.resolve()), (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return _load(str(path.resolve()), file_state(path))
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _load(name: str, state: tuple[int, ...]) -> Engine:
     """Load an engine. state: of a user's file when it was read; () for a shipped engine, by its name."""
     from perfmodel.foundation.files import read_yaml

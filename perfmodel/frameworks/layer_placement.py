@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
     """Return the layers of each stage with blocks placed by their cumulative cost, as in nanotron.
 

@@ -38,12 +38,19 @@ def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
     )
 
 
-@lru_cache(maxsize=8)
 def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, MemoryUncertainty]:
     """Return the memory uncertainties by kind: the shipped ones, or those of a file."""
+    return _shipped() if path is None else _load(Path(path))
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, MemoryUncertainty]:
+    return _load(resource_dir("strategies") / "memory_uncertainty.yaml")
+
+
+def _load(path: Path) -> Mapping[str, MemoryUncertainty]:
     from perfmodel.foundation.files import read_yaml
 
-    path = resource_dir("strategies") / "memory_uncertainty.yaml" if path is None else Path(path)
     try:
         data = read_yaml(path)
         return {

@@ -7,7 +7,6 @@ import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from perfmodel.foundation.files import listed
 from perfmodel.foundation.grouped import Grouped, in_groups
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import resource_dir, write_atomically
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
@@ -148,7 +148,7 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework, is_shipped=False)
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _profile_of(fields_pickled: bytes, where: str, is_shipped: bool) -> ExecutionProfile:
     """Return the profile of the fields, cached by their content."""
     data = pickle.loads(fields_pickled)

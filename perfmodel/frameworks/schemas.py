@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any
 
 from pydantic import Field, create_model
@@ -22,7 +22,7 @@ _EXAMPLES = {QuantityKind.TIME: "15 us", QuantityKind.BYTES: "25 MB"}
 _JSON = {"float": "number", "bool": "boolean", "str": "string"}
 
 
-@cache
+@lru_cache(maxsize=8)
 def profile_model(record: type) -> type[FileModel]:
     """Return the model of a profile's file: the options of `ExecutionProfile` with or without groups; `base` has those left out."""
     about = descriptions(record) | {name: text for group in GROUPS.values() for name, text in descriptions(group).items()}

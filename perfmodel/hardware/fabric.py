@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.session import session_cache
 
 
 class Topology(StrEnum):
@@ -116,7 +116,7 @@ class NetworkTier:
         return self.wrap_multiple > 0 and dim % self.wrap_multiple == 0
 
 
-@lru_cache(maxsize=512)
+@session_cache(maxsize=512)
 def _slice_shape(torus_shape: tuple[int, ...], wrap_multiple: int, num_chips: int) -> tuple[int, ...]:
     """Return the best box of `num_chips` inside the torus, shortest dimension first; () if none fits."""
     limits = tuple(sorted(torus_shape))

@@ -18,6 +18,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.files import parse_yaml, read_bytes, read_text, read_yaml
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_name, check_path, is_path
 from perfmodel.hardware.chip import (
@@ -451,7 +452,7 @@ def _read_calibration(path: Path) -> "Calibration":
     return _calibration_of(read_text(path, "YAML file"), path)
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _calibration_of(text: str, path: Path) -> "Calibration":
     from perfmodel.hardware.calibration import Calibration
 
@@ -519,7 +520,7 @@ def parse_chip(text: str, *, where: str = "chip") -> Chip:
     return _chip_of(text, where, False)
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _chip_of(text: str, where: str, is_shipped: bool) -> Chip:
     data = parse_yaml(text, where=where)
     if is_chip_spec(data):

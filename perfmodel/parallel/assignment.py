@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.transformer import build_graph
@@ -39,13 +39,13 @@ _OF_SOME_MODELS: tuple[tuple[tuple[str, ...], Callable[[TransformerConfig], bool
 )
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _cuts(rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> tuple[tuple[str, ...], ...]:
     """Return the axes that shard every dim of every operator."""
     return tuple(tuple(axis for axis in rules.cut(*dim) if axis in axes) for dim in _dims(model, attention))
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _dims(model: TransformerConfig, attention: str) -> tuple[tuple[str, str], ...]:
     """Return (operator, logical name of its dim) for every dim; they do not depend on sizes and dtypes."""
     graph = build_graph(model, seq_len=1, attention=attention, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.degrees import fine_sizes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES, REFINED, data_axis, expert_parts
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
@@ -96,7 +96,7 @@ def folded_mesh(plan: Plan) -> FoldedMesh:
     return _folded(degrees, fine["tp_kv"], plan.folding)
 
 
-@lru_cache(maxsize=256)
+@session_cache(maxsize=256)
 def _folded(degrees: tuple[tuple[str, int], ...], tp_kv: int, experts: tuple[int, int] | None) -> FoldedMesh:
     sizes = dict(degrees)
     parts = {axis: (axis,) for axis in sizes} | {"tp": AXIS_PARTS["tp"]}

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import parsed_bool
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.context_forms import CONTEXT_FORMS
@@ -240,7 +240,7 @@ class FrameworkRef:
     settings: Mapping[str, Value]
 
     @staticmethod
-    @lru_cache(maxsize=256)
+    @session_cache(maxsize=256)
     def parse(text: str) -> FrameworkRef:
         """Return the framework and settings of a text. Raises InputError for an unknown setting or value."""
         name = framework_named(text)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
@@ -238,7 +238,7 @@ def rank_at(plan: Plan, indices: Mapping[str, int]) -> int:
     return sum(indices.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
 
 
-@lru_cache(maxsize=65536)
+@session_cache(maxsize=65536)
 def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors in rising order; the time grows with the square root of the number."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]

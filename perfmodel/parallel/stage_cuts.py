@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
@@ -59,7 +59,7 @@ def are_alike(model: TransformerConfig) -> bool:
     return len(model.layer_kinds) == 1 and not model.num_mtp_layers
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """Return the layers of each stage by cost: the better of two heuristics by the slowest rank. Every inner stage has a layer."""
     by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
@@ -136,7 +136,7 @@ def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tu
     return layers_of_stages(held, virtual_stages)
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _costs_by_length(model: TransformerConfig, length: int, precision: Precision) -> Mapping[str, list[ByLength]]:
     """Return the costs in each region, forward and backward, for all sequence lengths with the graph of this length. [FLOP in 16 bits]"""
 

@@ -322,10 +322,14 @@ def _weighted_quantile(points: Sequence[tuple[float, float]], wanted: float) -> 
 
 def load_residuals(path: str | Path | None = None) -> Residuals:
     """Return the shipped residuals, or those of a file."""
-    return _load(resource_dir("strategies") / "residuals.yaml" if path is None else Path(path))
+    return _shipped() if path is None else _load(Path(path))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
+def _shipped() -> Residuals:
+    return _load(resource_dir("strategies") / "residuals.yaml")
+
+
 def _load(path: Path) -> Residuals:
     from perfmodel.foundation.files import read_yaml
 

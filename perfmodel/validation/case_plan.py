@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import file_state
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
@@ -175,8 +176,12 @@ def plan_of_case(
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
-@lru_cache(maxsize=64)
 def load_profile_once(name: str) -> ExecutionProfile:
+    return _profile(name, file_state(name))
+
+
+@session_cache(maxsize=64)
+def _profile(name: str, state: tuple[int, ...]) -> ExecutionProfile:
     return load_profile(name)
 
 

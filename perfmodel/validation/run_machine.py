@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.files import file_state
+from perfmodel.foundation.session import session_cache
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.prior import other_generations, prior_calibration
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_chip, load_cluster, measured_chips
@@ -19,14 +21,17 @@ from perfmodel.validation.case_plan import HardwareOfCase
 _NARROW = (Dtype.FP8, Dtype.FP4)
 
 
-@lru_cache(maxsize=4096)
 def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
+    return _cluster_of_run(hardware, file_state(hardware.cluster))
+
+
+@session_cache(maxsize=4096)
+def _cluster_of_run(hardware: HardwareOfCase, state: tuple[int, ...]) -> Cluster:
     if hardware.cluster:
         return load_cluster(hardware.cluster, num_chips=hardware.num_chips)
     return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
 
 
-@lru_cache(maxsize=4096)
 def calibration_of_run(hardware: HardwareOfCase, name: str | Path | None = None) -> Calibration:
     """Return the calibration of a run.
 
@@ -34,13 +39,18 @@ def calibration_of_run(hardware: HardwareOfCase, name: str | Path | None = None)
     """
     chip = cluster_of_run(hardware).chip
     if name is None and hardware.cluster:
-        return choose_calibration(chip, hardware.calibration)
-    return _named_calibration(chip.name, name)
+        return _chosen_calibration(chip, hardware.calibration, file_state(hardware.calibration))
+    return _named_calibration(chip.name, name or "", file_state(name or ""))
 
 
-@lru_cache(maxsize=256)
-def _named_calibration(chip: str, name: str | Path | None) -> Calibration:
-    if name is None:
+@session_cache(maxsize=256)
+def _chosen_calibration(chip: Chip, name: str, state: tuple[int, ...]) -> Calibration:
+    return choose_calibration(chip, name)
+
+
+@session_cache(maxsize=256)
+def _named_calibration(chip: str, name: str | Path, state: tuple[int, ...]) -> Calibration:
+    if not name:
         return default_calibration(chip, calibrations_for(chip))
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
@@ -50,10 +60,12 @@ def _named_calibration(chip: str, name: str | Path | None) -> Calibration:
     return load_calibration(name)
 
 
-@lru_cache(maxsize=4096)
 def machine_of_run(hardware: HardwareOfCase, dtype: Dtype, *, calibration: str | Path | None = None) -> Machine:
     """Return the machine of a run. dtype: of matrix multiplies; calibration: the name of `calibration_of_run`."""
-    calibrated = calibration_of_run(hardware, calibration)
-    cluster = cluster_of_run(hardware)
-    machine = resolve_machine(cluster, calibrated, dtype=dtype)
-    return replace(resolve_machine(cluster, calibrated, dtype=Dtype.BF16), low=machine) if dtype in _NARROW else machine
+    return _machine(cluster_of_run(hardware), calibration_of_run(hardware, calibration), dtype)
+
+
+@session_cache(maxsize=4096)
+def _machine(cluster: Cluster, calibration: Calibration, dtype: Dtype) -> Machine:
+    machine = resolve_machine(cluster, calibration, dtype=dtype)
+    return replace(resolve_machine(cluster, calibration, dtype=Dtype.BF16), low=machine) if dtype in _NARROW else machine

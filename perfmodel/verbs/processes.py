@@ -15,6 +15,7 @@ from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 from perfmodel.foundation.errors import RunError, bad_field, one_line
+from perfmodel.foundation.session import Session
 
 _Result = TypeVar("_Result")
 
@@ -77,8 +78,9 @@ def _forked(compute: Callable[..., _Result], batches: Iterable[Any], jobs: int) 
 
 
 def _die_with(parent: int) -> None:
-    """Have Linux kill this process as soon as its parent is killed: it holds the parent's locks."""
+    """Have Linux kill this process as soon as its parent is killed: it holds the parent's locks. Start with an empty session."""
     CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    Session.current().clear()
     follow(parent)
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,7 @@ def cell(name: str, value: object, word: Word | None) -> Any:
 # --- From a file to points -------------------------------------------------------------------------------------------
 
 
+@cache
 def study_model() -> type[FileModel]:
     """Return the model of a study file."""
     kinds: dict[str, Any] = {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}

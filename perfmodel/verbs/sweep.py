@@ -28,6 +28,7 @@ from perfmodel.foundation.errors import InputError, RunError, bad_field
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.document import csv_text
 from perfmodel.verbs.processes import DASK, LOCAL, follow, number_of_cores, run_batches
@@ -131,12 +132,20 @@ def _check_engine(engine: str, jobs: int | None) -> int:
 # --- Parts: a line for each computed point ---------------------------------------------------------------------------
 
 
-@cache
+@session_cache(maxsize=1)
 def data_version() -> str:
     """Return a digest of the inputs of a result other than the point: code, shipped data, and calibrations of this user."""
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for folder in (package, resource_dir("hardware_specs"), resource_dir("strategies"), user_calibrations_dir()):
+    return _digest_of(user_calibrations_dir(), start=_shipped_digest())
+
+
+@cache
+def _shipped_digest() -> str:
+    return _digest_of(Path(__file__).resolve().parents[1], resource_dir("hardware_specs"), resource_dir("strategies"))
+
+
+def _digest_of(*folders: Path, start: str = "") -> str:
+    digest = hashlib.sha256(start.encode())
+    for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".py", ".yaml", ".json", ".tsv", ".csv") and path.is_file():
                 digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())

@@ -11,7 +11,6 @@ import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown
 from perfmodel.foundation.files import parse_yaml
 from perfmodel.foundation.plain import SCHEMA_VERSION, picked, to_plain
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -192,7 +192,7 @@ def _value(name: str, value: str | int | float | bool) -> str | int | float | bo
     return value
 
 
-@lru_cache(maxsize=8)
+@session_cache(maxsize=8)
 def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
     """Return the plan of a pasted configuration or plan file, which must not reference other files."""
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -38,7 +38,7 @@ def _part(name: str) -> str:
     return (_PACKAGE / "web" / name).read_text(encoding="utf-8")
 
 
-@cache
+@lru_cache(maxsize=2)
 def page(*, is_static: bool = False) -> tuple[str, str]:
     """Return the page and its content security policy: only its own style and script, and requests to its own origin.
 

@@ -5,12 +5,12 @@ This file selects the language-model part of the config, refuses unsupported mod
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import listed, read_text
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import family_table, parts_of_family, read_family
@@ -33,7 +33,7 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
     return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))
 
 
-@lru_cache(maxsize=32)
+@session_cache(maxsize=32)
 def _config_of(text: str, path: str, name: str) -> TransformerConfig:
     """Return the model of a file's text; cached, because every prediction reads the same few files."""
     try:

@@ -8,7 +8,7 @@ language model has these sizes; their vision tower is not counted.
 
 import json
 import re
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, suggest
@@ -24,7 +24,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
 _PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|dequantized|dynamic))+$")
 
 
-@cache
+@lru_cache(maxsize=2)
 def _hub_ids(key: str) -> dict[str, str]:
     """Return hub id in lower case -> name of the shipped model. key: `_hub_ids` or `_vision_hub_ids`."""
     names = {}

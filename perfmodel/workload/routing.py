@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.files import read_text
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path, several
 
 _TEXT = re.compile(r"balanced|skew:(\d{1,4}(?:\.\d{1,6})?)", re.ASCII)
@@ -219,7 +219,7 @@ class RoutingCounts:
                 raise bad_field(where, sum(row), rule, "correct the counts")
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def expert_order(num_experts: int) -> NDArray[np.int64]:
     """Return the experts in a fixed random order: the experts of one token are then spread over ranks like those of a free choice."""
     order = np.random.default_rng(num_experts).permutation(num_experts)
@@ -227,7 +227,7 @@ def expert_order(num_experts: int) -> NDArray[np.int64]:
     return order
 
 
-@lru_cache(maxsize=16)
+@session_cache(maxsize=16)
 def _tokens_to_ranks(counts: RoutingCounts, top_k: int) -> NDArray[np.int64]:
     ranks = len(counts.rows)
     tokens = np.zeros((ranks, ranks), dtype=np.int64)

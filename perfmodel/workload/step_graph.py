@@ -10,8 +10,8 @@ In decode steps, latent attention reads the cached latents directly (`decoder/ab
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention, Extent, Graph, Operand, Operator, Tensor
 from perfmodel.workload.kinds.cache import (
@@ -36,7 +36,7 @@ def step_length(*, takes_prompts: bool) -> int:
     return PROMPT_LENGTH if takes_prompts else 1
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: float) -> Graph:
     """Return the graph of decode steps, or of steps with prompts too. element_bytes: bytes of an element of unquantised weights and
     activations"""

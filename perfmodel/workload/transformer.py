@@ -6,8 +6,8 @@ It has one embedding, one layer of each kind and one head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, sizes_of
@@ -17,7 +17,7 @@ from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
 from perfmodel.workload.routing import EVEN, RankRows
 
 
-@lru_cache(maxsize=256)
+@session_cache(maxsize=256)
 def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
     """Return the sizes of dims that must be divisible by their degrees, by logical name."""
     sizes = sizes_of(model, seq_len)

@@ -7,8 +7,6 @@ import pytest
 
 import perfmodel
 from perfmodel.cost import programs
-from perfmodel.cost.programs import compiled_for
-from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import graph_length
@@ -50,8 +48,7 @@ def drawn_call(seed):
 
 
 def forget():
-    compiled_for.cache_clear()
-    kept_estimator.cache_clear()
+    perfmodel.Session.current().clear()
 
 
 def alone(call, seq_len):

@@ -6,8 +6,6 @@ from itertools import product
 import pytest
 
 import perfmodel
-from perfmodel.cost.programs import compiled_for
-from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import load_model
 from tests.marks import covering, mostly_nightly
@@ -50,8 +48,7 @@ def drawn_lists(seed):
 
 
 def alone(call):
-    compiled_for.cache_clear()
-    kept_estimator.cache_clear()
+    perfmodel.Session.current().clear()
     try:
         return perfmodel.predict(**call)
     except InputError as error:

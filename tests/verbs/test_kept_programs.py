@@ -6,8 +6,6 @@ import pytest
 
 import perfmodel
 from perfmodel.cost import programs
-from perfmodel.cost.programs import compiled_for
-from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import load_profile, profile_text
 from perfmodel.parallel.request import Request
@@ -31,8 +29,7 @@ VALUES = dict(
 
 
 def forget():
-    compiled_for.cache_clear()
-    kept_estimator.cache_clear()
+    perfmodel.Session.current().clear()
 
 
 def figures(prediction):
@@ -61,8 +58,9 @@ def test_a_second_prediction_of_the_job_compiles_nothing(monkeypatch):
 def test_few_jobs_are_kept():
     for seq_len in range(64, 64 + 40):
         perfmodel.predict(**JOB | {"model": "gpt2", "chips": 8, "seq_len": seq_len})
-    for kept in (compiled_for.cache_info(), kept_estimator.cache_info()):
-        assert kept.currsize <= kept.maxsize <= 64
+    info = perfmodel.Session.current().cache_info()
+    for kept in (info["perfmodel.cost.programs.compiled_for"], info["perfmodel.cost.resolve.kept_estimator"]):
+        assert kept.entries <= kept.max_entries <= 64
 
 
 def test_few_programs_of_a_job_are_kept(monkeypatch):

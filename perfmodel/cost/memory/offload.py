@@ -6,14 +6,13 @@ figures: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import block_rows
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import Recompute
 
@@ -21,7 +20,7 @@ IN_FLIGHT = 2.0
 """Layers whose saved activations are on the chip: the one that runs, and the one in transfer."""
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def on_chip(profile: ExecutionProfile) -> ExecutionProfile:
     """Return the profile without offloading."""
     return profile.having(offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.cost.serving.context import CONTEXT_AXIS
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import ShardedGraph, derive
@@ -100,7 +100,7 @@ class ServingProgram:
         return int(np.sum(self.rows.streaming.segments < self.of_mixers))
 
 
-@lru_cache(maxsize=256)
+@session_cache(maxsize=256)
 def serving_program(
     model: TransformerConfig,
     *,
@@ -145,7 +145,7 @@ def serving_program(
     )
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float) -> ShardedGraph:
     """Return the sharded graph. Rows of prompts are cut over `CONTEXT_AXIS`; decode rows are replicated on it."""
     graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)

@@ -6,7 +6,6 @@ Shapes: b sequences, n heads, g heads of keys, q queries, z keys, d entries of a
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -19,6 +18,7 @@ from perfmodel.execute.layers.dropout import dropout
 from perfmodel.execute.layers.kernel import differentiable, like
 from perfmodel.execute.layers.masks import additive, causal, heads_of, marked
 from perfmodel.execute.layers.softmax import seen_softmax
+from perfmodel.foundation.session import session_cache
 
 aten = torch.ops.aten
 Tensor: TypeAlias = torch.Tensor
@@ -42,7 +42,7 @@ def alibi_bias(slopes: Tensor, keys: int, *, later: int = 0) -> Tensor:
     return slopes.view(1, -1, 1, 1) * distances.to(slopes.dtype)
 
 
-@lru_cache(maxsize=64)
+@session_cache(maxsize=64)
 def _last_queries(queries: int, keys: int) -> Tensor:
     """Return the causal mask of the last queries for flash kernels. Cached: torch cannot build it under a dispatch mode (our counters)."""
     with _disable_current_modes():

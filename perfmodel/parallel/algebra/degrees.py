@@ -6,9 +6,9 @@ The conditions follow from which axes shard which dims, not from the name of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd, prod
 
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.workload.config import TransformerConfig
@@ -66,7 +66,7 @@ class Condition:
         return f"{self.named} does not divide {self.field}={self.size}"
 
 
-@lru_cache(maxsize=1024)
+@session_cache(maxsize=1024)
 def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
     """Return the conditions of the rule set on the degrees of cp and tp for this model, heads first."""
 

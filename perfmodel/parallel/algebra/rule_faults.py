@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, one_line, suggest
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.workload.graph import Graph, Operator
@@ -49,7 +49,7 @@ def faults_of(rules: RuleSet) -> list[str]:
     return list(dict.fromkeys([*faults, *of_operators]))
 
 
-@lru_cache(maxsize=1)
+@session_cache(maxsize=1)
 def _graphs() -> tuple[Graph, ...]:
     return tuple(
         build_graph(replace(load_model(name), tie_word_embeddings=False), attention=attention, **_SIZES)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def _graphs() -> tuple[Graph, ...]:
     )
 
 
-@lru_cache(maxsize=1)
+@session_cache(maxsize=1)
 def _known() -> dict[str, set[str]]:
     """Return the names of the dims of every operator that some model has."""
     dims: dict[str, set[str]] = {}

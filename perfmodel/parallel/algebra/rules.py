@@ -11,6 +11,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.algebra.folding import REFINED
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES, Sharding, check_sharding
@@ -101,7 +102,7 @@ class RuleSet:
         return {"name": self.name, "source": self.source, "rules": written(self.rules), **operators}
 
 
-@lru_cache(maxsize=1024)
+@session_cache(maxsize=1024)
 def _among(rules: RuleSet, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in rules.rules.items()}
     result = {name: cut for name, cut in kept.items() if cut}

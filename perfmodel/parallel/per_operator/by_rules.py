@@ -7,21 +7,22 @@ rules; `interpreter_reason` returns the parts of a plan that it does not support
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from math import gcd
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, Held, Sharding, gradient_layout, input_layout, output_layout
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan
 from perfmodel.workload.adapters import with_training
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks.language_model import transformer_network
-from perfmodel.workload.training import FULL_TRAINING
+from perfmodel.workload.training import FULL_TRAINING, Training
 
 
 def interpreter_reason(plan: Plan) -> str:
@@ -55,14 +56,13 @@ def interpreter_reason(plan: Plan) -> str:
 def graph_of(plan: Plan) -> Graph:
     """Return every operator of every layer, for one micro-batch of all data-parallel ranks together."""
     batch = plan.micro_batch * plan.layout.data_parallel
-    return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.attention is AttentionKernel.FLASH, plan.job.train)
+    return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.job.train, fused_attention=plan.attention is AttentionKernel.FLASH)
 
 
-_graph = lru_cache(maxsize=8)(
-    lambda model, batch, seq_len, fused, train: with_training(
-        transformer_network(model, batch=batch, seq_len=seq_len, fused_attention=fused, shares_queries=True), train
-    )
-)
+@session_cache(maxsize=8)
+def _graph(model: TransformerConfig, batch: int, seq_len: int, train: Training, *, fused_attention: bool) -> Graph:
+    network = transformer_network(model, batch=batch, seq_len=seq_len, fused_attention=fused_attention, shares_queries=True)
+    return with_training(network, train)
 
 
 def plan_by_rules(plan: Plan, graph: Graph) -> Plan:

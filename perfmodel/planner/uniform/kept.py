@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup
@@ -145,7 +145,7 @@ class KeptSpaces:
         return space
 
 
-@lru_cache(maxsize=1)
+@session_cache(maxsize=1)
 def spaces_of(exploration: str) -> KeptSpaces:
     """Return the spaces that a process keeps for the exploration with this identifier."""
     return KeptSpaces()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from perfmodel.cost.live_layers import live_of_table, live_table
 from perfmodel.cost.memory.moments import At
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.runnable import ANYTHING, Runs
@@ -345,7 +345,7 @@ def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list
     return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _moments_apart(schedule: PipelineSchedule, stage_layers: tuple[int, ...], pp: int, of_first: float) -> tuple[bool, frozenset[At]]:
     """Return whether a middle rank has more layers in flight than the first, and the moments with fewer in flight than while blocks run."""
     of = live_of_table(live_table(schedule, stage_layers, pp))

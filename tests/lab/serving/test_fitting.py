@@ -13,7 +13,7 @@ from lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
 from lab.serving.residuals import ServingResidual, factors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, load_engine
+from perfmodel.frameworks.engine import fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.interval import ServingBasis, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
@@ -118,6 +118,5 @@ def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
         load_engine("vllm").scheduling.max_tokens,
     )
     path.write_text("base: vlm\nname: own\n")
-    _load.cache_clear()
     with pytest.raises(InputError, match=r"base=vlm: is no engine.*vllm"):
         load_engine(path)
