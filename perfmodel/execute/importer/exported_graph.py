@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from perfmodel.execute.importer.attention_mask import Masks
 from perfmodel.execute.importer.value_sizes import EVEN_SHARE
 from perfmodel.execute.local import num_bytes
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
     DimLink,
@@ -455,7 +455,7 @@ def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
     return [ExportedValue(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
 
 
-@lru_cache(maxsize=4096)
+@session_cache(maxsize=4096)
 def _by_position(shape: Shape) -> tuple[Position, ...]:
     return identity_view(shape, [str(index) for index in range(len(shape))])
 
@@ -523,7 +523,7 @@ def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
     return order
 
 
-@lru_cache(maxsize=4096)  # equal layers have equal links
+@session_cache(maxsize=4096)  # equal layers have equal links
 def _links(view: tuple[Position, ...], dims: tuple[str, ...], producer_dims: tuple[str, ...]) -> tuple[DimLink, ...]:
     """Return the links between producer and consumer dims. `producer_dims`: by position of the tensor; empty for a parameter."""
     links = []
