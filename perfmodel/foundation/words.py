@@ -116,19 +116,62 @@ def word(help: str, *, default: object = None, **more: Any) -> Any:
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
-def words_of(record: type) -> Mapping[str, Word]:
-    """Return the words of a record by name, in its order."""
-    return _words_of(cast(Any, record))
+def size(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
+    """Return a field of a size, such as 64 or 8k."""
+
+    def read(value: object, name: str) -> int:
+        from perfmodel.foundation.values import read_integer
+
+        return read_integer(value, name, most=most)
+
+    return word(help, takes="int | str", read=read, **more)
+
+
+def part(record: type) -> Any:
+    """Return a field of a record that consists of records of words."""
+    return field(default_factory=record, metadata={"part": record})
 
 
 @cache
-def _words_of(record: Any) -> Mapping[str, Word]:
-    return {entry.name: entry.metadata["word"] for entry in fields(record)}
+def parts_of(record: Any) -> Mapping[str, type]:
+    """Return the records of words of which a record consists, by field; only itself, under "", if its fields are words."""
+    return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
+
+
+def words_of(*records: type) -> Mapping[str, Word]:
+    """Return the words of records by name, in their order."""
+    return _words_of(cast(Any, records))
+
+
+@cache
+def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
+    parts: list[Any] = [part for record in records for part in parts_of(record).values()]
+    return {entry.name: entry.metadata["word"] for part in parts for entry in fields(part)}
+
+
+def record_of(record: type, given: Mapping[str, Any]) -> Any:
+    """Return the record of the given words; each is of one of its parts."""
+    parts = parts_of(record)
+    if "" in parts:
+        return record(**given)
+    home = {word: name for name, part in parts.items() for word in words_of(part)}
+    values: dict[str, dict[str, Any]] = {name: {} for name in parts}
+    for word, value in given.items():
+        values[home[word]][word] = value
+    return record(**{name: part(**values[name]) for name, part in parts.items()})
 
 
 def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
-    return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
+    parts = [getattr(record, name) if name else record for name in parts_of(cast(Any, type(record)))]
+    values = {name: getattr(part, name) for part in parts for name in words_of(type(part))}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def read_words(record: object, *names: str) -> dict[str, Any]:
+    """Return those of the named words of a record that were given, after reading. Raises InputError."""
+    words, given = words_of(type(record)), given_words(record)
+    return {name: words[name].value(given[name], name) for name in names if name in given}
 
 
 class Combinations(tuple[Any, ...]):
@@ -171,7 +214,7 @@ class Words:
     def make(self, given: Mapping[str, Any]) -> Any:
         """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
         if not self.varied:
-            return self.record(**given)
+            return record_of(self.record, given)
         words = words_of(self.record)
         varied = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
         once = product(*(dict.fromkeys(values or [None]) for values in varied.values()))
@@ -239,7 +282,8 @@ def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:
 
 
 def _arguments(words: Words) -> list[inspect.Parameter]:
-    by_name = {entry.name: entry for entry in fields(words.record)}
+    parts: list[Any] = [*parts_of(words.record).values()]
+    by_name = {entry.name: entry for part in parts for entry in fields(part)}
     parameters = []
     for name, entry in words.words().items():
         kind, default = entry.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default

@@ -26,7 +26,6 @@ from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
-KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 #: Knobs that define a layout.
 _DEGREES = ("tp", "pcp", "pp", "attention_dp", "ep", "dcp")
 
@@ -57,8 +56,8 @@ class ServingSpace:
 
     def __post_init__(self) -> None:
         for knob, value in (*self.fixed.items(), *self.maximum.items()):
-            if knob not in KNOBS:
-                raise InputError(f"knob={knob}: not in the space of serving plans{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+            if knob not in COLUMNS:
+                raise InputError(f"knob={knob}: not in the space of serving plans{suggest(knob, COLUMNS)}; use {', '.join(COLUMNS)}")
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise bad_field(knob, value, "must be a whole number of at least 1", "leave it out where it is searched")
         for name in ("batches", "max_tokens"):
