@@ -14,7 +14,7 @@ from perfmodel.cli.exit_codes import EXIT_NOTHING_FITS
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import Words, given_words, word
+from perfmodel.foundation.words import Words, check_none_missing, given_words, missing_words, word
 from perfmodel.parallel.request import Service
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
@@ -124,7 +124,7 @@ def serve(
     """
     from perfmodel.foundation.values import several
     from perfmodel.verbs.serving.predict import services_in
-    from perfmodel.verbs.serving.setting import NEEDED, with_workers_chips
+    from perfmodel.verbs.serving.setting import with_workers_chips
 
     line = _command(
         config, service.request, service.knobs, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated
@@ -152,9 +152,8 @@ def serve(
         read = () if setup is None else tuple(setup.described(verbose=output.verbose))
     asked = service.request
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
-    absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
-    given = {name: getattr(asked, name) for name in absent}
-    options.require(*((flag(name), None if value is None else str(value), absent[name]) for name, value in given.items()))
+    given = [name for name, value in service.given().items() if str(value)]
+    check_none_missing(missing_words(Service, [*given, "chips"] if is_sized else given), spelled=flag)
     services = services_in(service)
     if len(services) > 1:
         others = {"--operators": operators, "--simulate": simulated, "--plot": plot, "--report": files.report, "--save": files.save}
@@ -311,20 +310,19 @@ def _operators(service: Service, files: options.Files, output: Output) -> None:
 
 
 def _run(service: Service, output: Output) -> None:
-    from perfmodel.report.runs import busy_sentence
-    from perfmodel.report.serving_runs import run_facts, run_line, run_object, run_table
+    from perfmodel.report.runs import busy_sentence, served_run_facts, served_run_line, served_run_object, served_run_table
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
         comparison = run_served_asked(service, progress.note)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(run_line(comparison), run_facts(comparison))
-        yield run_table(comparison)
+        yield Facts(served_run_line(comparison), served_run_facts(comparison))
+        yield served_run_table(comparison)
         if sentence := busy_sentence(comparison.measurement.busy_fraction, "run it"):
             yield Text(sentence, apart=True)
 
-    show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
+    show(Document(content=lambda: served_run_object(comparison), blocks=blocks), output)
 
 
 def _search(service: Service, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, wraps
@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
 
-from perfmodel.foundation.errors import suggest
+from perfmodel.foundation.errors import InputError, suggest
 
 Read = Callable[[Any, str], Any]
 Result = TypeVar("Result")
@@ -174,6 +174,23 @@ def read_words(record: object, *names: str) -> dict[str, Any]:
     return {name: words[name].value(given[name], name) for name in names if name in given}
 
 
+def missing_words(record: type, given: Collection[str]) -> dict[str, str]:
+    """Return the required words of a record that are not given, with the remedy of each."""
+    return {name: word.missing for name, word in words_of(record).items() if word.missing and name not in given}
+
+
+def check_none_missing(missing: Mapping[str, str], *, spelled: Callable[[str], str] = str) -> None:
+    """Raise InputError that names all missing words. spelled: spelling of a word in the caller's interface"""
+    if missing:
+        raise InputError("; ".join(f"{spelled(name)}: is missing; give {remedy}" for name, remedy in missing.items()))
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of one value of each word, with the last word varying fastest; a word without values is None."""
+    for chosen in product(*(several or [None] for several in values.values())):
+        yield dict(zip(values, chosen, strict=True))
+
+
 class Combinations(tuple[Any, ...]):
     """Records of all combinations of the values of varied words. is_list: whether some of the words were given as a list."""
 
@@ -216,9 +233,8 @@ class Words:
         if not self.varied:
             return record_of(self.record, given)
         words = words_of(self.record)
-        varied = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
-        once = product(*(dict.fromkeys(values or [None]) for values in varied.values()))
-        records = Combinations(self.record(**{**given, **dict(zip(varied, values, strict=True))}) for values in once)
+        varied = {name: [*dict.fromkeys(words[name].values(value, name))] for name, value in given.items() if words[name].is_varied}
+        records = Combinations(self.record(**{**given, **values}) for values in combinations(varied))
         records.is_list = any(is_list(given[name]) for name in varied)
         return records
 

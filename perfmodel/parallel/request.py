@@ -41,6 +41,8 @@ _several = partial(word, several=True)
 
 
 _sizes = partial(size, several=True, split=reader("foundation.values", "several_numbers"))
+_A_MODEL = "a name from `perfmodel models` or the path of a config.json"
+_A_CLUSTER = "a name from `perfmodel clusters` or the path of a cluster file"
 _calibration = partial(
     word, "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
     metavar="NAME|PATH", takes="Name | Calibration",
@@ -54,12 +56,12 @@ class Request:
     model: Any = _several(
         "A model's name (`perfmodel models`), its Hugging Face hub id or a config.json", metavar="NAME|PATH",
         takes="Name | TransformerConfig",
-        missing="a name from `perfmodel models` or the path of a config.json",
+        missing=_A_MODEL,
     )  # fmt: skip
     cluster: Any = _several(
         "A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100",
         metavar="NAME|PATH", takes="Name | Cluster",
-        missing="a name from `perfmodel clusters` or the path of a cluster file",
+        missing=_A_CLUSTER,
     )  # fmt: skip
     chips: Any = _sizes(
         "Chips to use", aliases=("--gpus",), most=10**7, missing="how many chips the job runs on, for example 64 (or {nodes})"
@@ -181,14 +183,21 @@ def _positive(unit: str, below: float, *, before: str = "", after: str = "") -> 
 class ServingRequest:
     """Model, load, formats and cluster of a service. None is the default: of the engine, or of the model's checkpoint."""
 
-    model: Any = word("A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig")
-    cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")
-    chips: Any = size("Chips to use; with --search and a load the fewest that hold it if left out", aliases=("--gpus",))
+    model: Any = word(
+        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig", missing=_A_MODEL
+    )
+    cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster", missing=_A_CLUSTER)
+    chips: Any = size(
+        "Chips to use; with --search and a load the fewest that hold it if left out", aliases=("--gpus",), missing="how many chips serve"
+    )
     input_len: Any = word(
         "Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly", metavar="N|N:N", read=_lengths,
-        takes="int | str | Lengths",
+        takes="int | str | Lengths", missing="the tokens of a prompt",
     )  # fmt: skip
-    output_len: Any = word("Tokens of an answer, as --input-len", metavar="N|N:N", read=_lengths, takes="int | str | Lengths")
+    output_len: Any = word(
+        "Tokens of an answer, as --input-len", metavar="N|N:N", read=_lengths, takes="int | str | Lengths",
+        missing="the tokens of an answer",
+    )  # fmt: skip
     concurrency: Any = size("Requests in flight, of all replicas together; each answer is followed by the next request")
     rate: Any = word(
         "In place of --concurrency: requests a second, whenever they come",

@@ -161,10 +161,8 @@ def explore_waterfall(
             rule = "has several kinds of chips, of which a waterfall cannot change one number at a time into that of the other cluster"
             raise bad_field(word, cluster.name, rule, "search both clusters, or vary the numbers of one kind of chips")
     case = SystemPredictor(metric=metric_of(system, metric), is_searched=True)
-    given = system.asked.calibration  # until the last rung the given one, or the best of the first chip
-    if given is None or isinstance(given, Name):
-        given = choose_calibration(system.cluster.chip, given or "")
-    current = _at(system, calibration=given)
+    # until the last rung the given one, or the best of the first chip
+    current = _at(system, calibration=choose_calibration(system.cluster.chip, system.asked.calibration))
     first = prediction = case.predict(current)
     start = previous = case.time(prediction)
     rungs: list[Rung] = []

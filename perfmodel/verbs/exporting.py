@@ -22,7 +22,7 @@ from perfmodel.frameworks.profile import GENERIC, load_profile
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request, Service
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving.plan import DEGREES, ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
 from perfmodel.verbs.configs import start_from
@@ -115,7 +115,6 @@ def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
 
 # --- serving plans -----------------------------------------------------------------------------------------------------
 
-_DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 #: Size of the volume, relative to the checkpoint.
 _SPACE_FOR_CHECKPOINT = 1.1
 
@@ -222,7 +221,7 @@ def _worker(line: LaunchLine, layout: ServingLayout, role: str, model: str, chip
     words = shlex.split(line.command)
     options, chips = words[words.index(model) + 1 :], layout.chips_per_replica
     return {
-        **{name: getattr(layout, name) for name in _DEGREES},
+        **{name: getattr(layout, name) for name in DEGREES},
         "role": role,
         "replicas": line.copies,
         "chips": chips,

@@ -191,7 +191,7 @@ class _Search:
         if not self.evaluator.is_load_searched:
             if "max_batch" in self.space.fixed:
                 return tried
-            if self.evaluator.job.rate is not None and "max_batch" not in self.space.maximum:
+            if self.evaluator.job.rate is not None:
                 return (0,)  # a bound below the running sequences saturates a plan, and one above changes only the wait
             return (0, *tried)
         if "max_batch" in self.space.fixed:
@@ -322,7 +322,7 @@ class _Search:
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
         """Return the baselines in the first format, with the engine's own limits."""
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
-        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
+        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}), top=1)
         baselines = []
 
         def fits(layout: ServingColumns) -> bool:

@@ -8,15 +8,15 @@ print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, read_integer, several
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.words import Words, combinations, takes
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, TokenCosts
@@ -214,12 +214,12 @@ def services_in(service: Service) -> list[Service]:
         given = service.given().get(name)
         if isinstance(given, str) and name != "cluster" and _THOUSANDS.search(given):
             raise bad_field(name, given, "is a list of two numbers", f"write {given.replace(',', '')} for one number")
-        values[name] = list(dict.fromkeys(several(given))) or [None]
-    combinations = list(product(*values.values()))
-    if len(combinations) > MOST_REQUESTS:
-        rule = f"make {len(combinations):,} combinations, and {MOST_REQUESTS:,} is the most"
+        values[name] = list(dict.fromkeys(several(given)))
+    number = math.prod(max(len(given), 1) for given in values.values())
+    if number > MOST_REQUESTS:
+        rule = f"make {number:,} combinations, and {MOST_REQUESTS:,} is the most"
         raise InputError(f"{', '.join(name for name in LISTED if len(values[name]) > 1)}: {rule}; give fewer values")
-    return [service.having(dict(zip(values, combination, strict=True))) for combination in combinations]
+    return [service.having(chosen) for chosen in combinations(values)]
 
 
 def served_several(services: list[Service]) -> list[AnsweredRequest]:

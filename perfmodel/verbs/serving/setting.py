@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import check_name, is_path
-from perfmodel.foundation.words import read_words
+from perfmodel.foundation.words import check_none_missing, missing_words, read_words
 from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
@@ -37,14 +37,6 @@ WIDENED = "fp8-weights"
 """Format of an 8-bit checkpoint on a chip without 8-bit units, under an engine whose formats are not known."""
 MOST_CHIPS = 2**20
 """Limit of a service: with the usual number of sequences per chip, requests in flight are counted in 32 bits."""
-#: Required fields, and their meaning.
-NEEDED = {
-    "model": "a name from `perfmodel models` or the path of a config.json",
-    "cluster": "a name from `perfmodel clusters` or the path of a cluster file",
-    "chips": "how many chips serve",
-    "input_len": "the tokens of a prompt",
-    "output_len": "the tokens of an answer",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,9 +68,7 @@ def serving_setting(service: Service) -> ServingSetting:
 
     service = with_workers_chips(service)
     asked, workers = service.request, service.knobs.workers
-    absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
-    if absent:
-        raise InputError("; ".join(absent))
+    check_none_missing(missing_words(Service, service.given()))
     given = read_words(asked, "chips", "input_len", "output_len", "concurrency", "rate", "prefix_hit", "quantization", "acceptance")
     if given["chips"] > MOST_CHIPS:
         raise bad_field(
@@ -120,9 +110,7 @@ def serving_setting(service: Service) -> ServingSetting:
         plan_names["calibration"] = file_reference(asked.calibration)
 
     def estimator(on: Cluster, prefill: ServingEstimator | None = None) -> ServingEstimator:
-        calibration = (
-            asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(on.chip, asked.calibration or "")
-        )
+        calibration = choose_calibration(on.chip, asked.calibration)
         if calibration.provenance is Provenance.SPEC_SHEET:
             notes.append(f"chip: neither {on.chip.name} nor a chip like it was measured; {typical_fractions()}, as measured GPUs reach")
         return ServingEstimator(
