@@ -46,7 +46,7 @@ def test_what_is_no_argument_is_a_type_error_of_one_sentence(arguments, given, s
 @dataclass(frozen=True, kw_only=True)
 class Table:
     seats: int | None = size("Seats")
-    room: str | None = word("Room")
+    terrace: bool | None = word("Terrace", kind=bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,12 @@ def order_of(*, order):
 
 
 def test_the_words_of_a_record_of_records_are_those_of_its_parts():
-    assert list(words_of(Order)) == list(words_of(Meal, Table)) == ["apples", "pears", "share", "seats", "room"]
+    assert list(words_of(Order)) == list(words_of(Meal, Table)) == ["apples", "pears", "share", "seats", "terrace"]
     given = order_of(apples=2, seats="1k")
     assert given == Order(meal=Meal(apples=2), table=Table(seats="1k"))
     assert given_words(given) == {"apples": 2, "share": 0.5, "seats": "1k"}
-    assert read_words(given, "room", "seats") == {"seats": 1024}
-    assert "seats: 'int | str', room" in str(inspect.signature(order_of))
+    assert read_words(given, "terrace", "seats") == {"seats": 1024}
+    assert "seats: 'int | str', terrace" in str(inspect.signature(order_of))
     with pytest.raises(KeyError):
         record_of(Order, {"chairs": 2})
     with pytest.raises(InputError, match="seats=0: must be a whole number of at least 1; write 64 or 8k"):

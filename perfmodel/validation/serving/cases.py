@@ -21,8 +21,8 @@ from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count, stated_or
+from perfmodel.validation.published_models import model_of_case
 from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
-from perfmodel.validation.serving.models import model_of_case
 from perfmodel.workload.quantization import QUANTIZATIONS
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
 

@@ -88,18 +88,17 @@ def search_asked(
         "space": ServingSpace(fixed=read_words(knobs, *COLUMNS), formats=formats),
         "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
-        "top": read_integer(top, "top"),
         "price_per_hour": setting.price,
     }
-    of = setting.estimator
+    top, of = read_integer(top, "top"), setting.estimator
     if is_sized:
-        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **arguments | {"top": 1}).num_chips
+        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **arguments)
         setting, _ = _formats_allowed(serving_setting(service.having({"chips": chips})), several(quantizations))
         note = f"chips: not given; {chips:,} are the fewest that hold the load"
         setting = replace(setting, notes=(*setting.notes, note))
     try:
         search = find_serving_plans(
-            setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, with_pools=disaggregated
+            setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, top=top, with_pools=disaggregated
         )
     except NothingFoundError as error:
         would = _changes_that_fit(setting, service, formats) if not error.fits else _changes_within_limits(setting, arguments, error)
