@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
@@ -132,7 +132,7 @@ def part(record: type) -> Any:
     return field(default_factory=record, metadata={"part": record})
 
 
-@cache
+@lru_cache(maxsize=64)
 def parts_of(record: Any) -> Mapping[str, type]:
     """Return the records of words of which a record consists, by field; only itself, under "", if its fields are words."""
     return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
@@ -143,7 +143,7 @@ def words_of(*records: type) -> Mapping[str, Word]:
     return _words_of(cast(Any, records))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
     parts: list[Any] = [part for record in records for part in parts_of(record).values()]
     return {entry.name: entry.metadata["word"] for part in parts for entry in fields(part)}

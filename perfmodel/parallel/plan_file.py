@@ -227,7 +227,7 @@ def serving_plan_to_dict(plan: ServingPlan) -> dict[str, Any]:
 
 
 def _lengths(lengths: Lengths) -> int | str:
-    return lengths.least if lengths.least == lengths.most else f"{lengths.least}:{lengths.most}"
+    return lengths.least if lengths.least == lengths.most else str(lengths)
 
 
 def service_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Service:

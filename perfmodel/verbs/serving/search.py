@@ -113,7 +113,7 @@ def search_asked(
 
 def _changes_that_fit(setting: ServingSetting, service: Service, formats: Sequence[Format]) -> str:
     """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
-    from perfmodel.report.serving import remedy_text
+    from perfmodel.parallel.framework_ref import flags_text
 
     narrowest = min((quantization for quantization, _ in formats), key=lambda quantization: quantization.weight_bytes, default=None)
     narrowed = {"quantization": narrowest.name} if narrowest else {}
@@ -122,8 +122,11 @@ def _changes_that_fit(setting: ServingSetting, service: Service, formats: Sequen
     except InputError:
         remedies = ()
     renamed = {"quantization": "allow"} if formats else {}
-    changes = [{name: value for name, value in change.items() if name != "tp" or service.knobs.tp is not None} for change in remedies]
-    return " or ".join(remedy_text(change, renamed) for change in changes)
+    changes = (
+        {renamed.get(name, name): value for name, value in change.items() if name != "tp" or service.knobs.tp is not None}
+        for change in remedies
+    )
+    return " or ".join(map(flags_text, changes))
 
 
 def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any], error: NothingFoundError) -> str:

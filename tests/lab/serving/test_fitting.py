@@ -16,8 +16,9 @@ from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.interval import ServingBasis, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
-from perfmodel.validation.cases import Served, parse_case
+from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import ServingCasePredictor, metrics_of
 from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
-from perfmodel.validation.cases import Case, Served, parse_case
+from perfmodel.validation.cases import Case, parse_case
 from perfmodel.validation.rows import CaseRow, ServingRow
 from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
 from tests.validation.serving.serving_cases import LLAMA, changed
 
