@@ -918,14 +918,14 @@ def explore(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
     attention_dp: int | None = None,
     dcp: int | None = None,
     pcp: int | None = None,
     replicas: int | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     vary: Sequence[str] | str,
     points: int | None = None,
     search: bool = False,
@@ -993,14 +993,14 @@ def explore(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def explore_sensitivity(
@@ -1055,14 +1055,14 @@ def explore_sensitivity(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
     attention_dp: int | None = None,
     dcp: int | None = None,
     pcp: int | None = None,
     replicas: int | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     search: bool = False,
     metric: str = 'tpot',
 ) -> Sensitivities:
@@ -1122,14 +1122,14 @@ def explore_sensitivity(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def explore_waterfall(
@@ -1184,14 +1184,14 @@ def explore_waterfall(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
     attention_dp: int | None = None,
     dcp: int | None = None,
     pcp: int | None = None,
     replicas: int | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     to: str | Path | Cluster,
     to_precision: str | None = None,
     metric: str = 'throughput',
@@ -1256,14 +1256,14 @@ def explore_waterfall(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def find_limits(
@@ -1381,9 +1381,6 @@ def serve(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
     tp: int | str | None = None,
     pp: int | None = None,
     ep: int | None = None,
@@ -1394,6 +1391,9 @@ def serve(
     workers: str | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
 ) -> ServingPrediction:
     """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
@@ -1415,9 +1415,6 @@ def serve(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
         pp: Pipeline-parallel degree.
         ep: Expert-parallel degree: chips of a replica that split the experts.
@@ -1428,6 +1425,9 @@ def serve(
         workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
 def serve_operators(
@@ -1446,9 +1446,6 @@ def serve_operators(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
     tp: int | str | None = None,
     pp: int | None = None,
     ep: int | None = None,
@@ -1459,6 +1456,9 @@ def serve_operators(
     workers: str | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
 ) -> list[OperatorRow]:
     """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
 
@@ -1477,9 +1477,6 @@ def serve_operators(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
         pp: Pipeline-parallel degree.
         ep: Expert-parallel degree: chips of a replica that split the experts.
@@ -1490,6 +1487,9 @@ def serve_operators(
         workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
 def serve_plan(
@@ -1509,9 +1509,6 @@ def serve_plan(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
     tp: int | str | None = None,
     pp: int | None = None,
     ep: int | None = None,
@@ -1522,6 +1519,9 @@ def serve_plan(
     workers: str | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
 ) -> ServingPrediction:
     """Predict the plan of a service, or that of its file, as `serve` does.
 
@@ -1542,9 +1542,6 @@ def serve_plan(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
         pp: Pipeline-parallel degree.
         ep: Expert-parallel degree: chips of a replica that split the experts.
@@ -1555,6 +1552,9 @@ def serve_plan(
         workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
 def serve_several(
@@ -1573,9 +1573,6 @@ def serve_several(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
     tp: int | str | None = None,
     pp: int | None = None,
     ep: int | None = None,
@@ -1586,6 +1583,9 @@ def serve_several(
     workers: str | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
 ) -> list[AnsweredRequest]:
     """`serve` for every combination of several clusters, chips, tp, and concurrencies or rates (lists, or texts such as `16,64`).
 
@@ -1604,9 +1604,6 @@ def serve_several(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
         pp: Pipeline-parallel degree.
         ep: Expert-parallel degree: chips of a replica that split the experts.
@@ -1617,6 +1614,9 @@ def serve_several(
         workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
 def find_serving(
@@ -1635,9 +1635,6 @@ def find_serving(
     draft_tokens: int | None = None,
     acceptance: float | str | None = None,
     draft_model: str | Path | TransformerConfig | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
     tp: int | str | None = None,
     pp: int | None = None,
     ep: int | None = None,
@@ -1648,6 +1645,9 @@ def find_serving(
     workers: str | None = None,
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     request_latency: float | str | None = None,
@@ -1683,9 +1683,6 @@ def find_serving(
         draft_tokens: Tokens drafted a step (speculative decoding).
         acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
         draft_model: The model that drafts; the model's own module for further tokens if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
         pp: Pipeline-parallel degree.
         ep: Expert-parallel degree: chips of a replica that split the experts.
@@ -1696,6 +1693,9 @@ def find_serving(
         workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
 def list_engines() -> tuple[str, ...]:

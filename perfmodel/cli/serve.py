@@ -58,8 +58,6 @@ class WantedWords:
         }
 
 
-#: Options of the request that follow the knobs in help.
-_AFTER = {"price": "max_tokens", "assume": "price", "calibration": "assume"}
 #: Files that `serve` writes in addition to its output.
 _FILES = Words(
     options.Files,
@@ -72,14 +70,7 @@ _FILES = Words(
 )
 
 
-@command(
-    service=Service,
-    chip=options.ChipWords,
-    wanted=WantedWords,
-    files=_FILES,
-    output=options.OUTPUT,
-    after=_AFTER,
-)
+@command(service=Service, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
     config: Annotated[
         str,

@@ -48,6 +48,7 @@ class Word:
     choices           enumeration of a closed choice
     is_searched       whether a search varies it
     is_shorthand      whether it stands for other words, which files hold instead
+    is_last           whether it comes after the words of the other parts of a record
     in_files          default in a file that leaves it out; None: no default
     """
 
@@ -69,6 +70,7 @@ class Word:
     choices: type[StrEnum] | None = None
     is_searched: bool = False
     is_shorthand: bool = False
+    is_last: bool = False
     in_files: Any = None
 
     @property
@@ -139,14 +141,15 @@ def parts_of(record: Any) -> Mapping[str, type]:
 
 
 def words_of(*records: type) -> Mapping[str, Word]:
-    """Return the words of records by name, in their order."""
+    """Return the words of records by name, in their order, but for those that come last."""
     return _words_of(cast(Any, records))
 
 
 @lru_cache(maxsize=64)
 def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
     parts: list[Any] = [part for record in records for part in parts_of(record).values()]
-    return {entry.name: entry.metadata["word"] for part in parts for entry in fields(part)}
+    words = [(entry.name, entry.metadata["word"]) for part in parts for entry in fields(part)]
+    return dict(sorted(words, key=lambda named: named[1].is_last))
 
 
 def record_of(record: type, given: Mapping[str, Any]) -> Any:
@@ -165,7 +168,7 @@ def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
     parts = [getattr(record, name) if name else record for name in parts_of(cast(Any, type(record)))]
     values = {name: getattr(part, name) for part in parts for name in words_of(type(part))}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: values[name] for name in words_of(type(record)) if values[name] is not None}
 
 
 def read_words(record: object, *names: str) -> dict[str, Any]:

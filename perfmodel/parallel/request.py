@@ -232,14 +232,14 @@ class ServingRequest:
     )  # fmt: skip
     price: Any = word(
         "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD",
-        read=_positive("USD an hour for a chip", 1e6, before="$"),
+        read=_positive("USD an hour for a chip", 1e6, before="$"), is_last=True,
         takes="float | str",
     )  # fmt: skip
     assume: Any = word(
         "A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france", metavar="NAME=VALUE",
-        takes="Mapping[str, float | str]", repeats=True,
+        takes="Mapping[str, float | str]", repeats=True, is_last=True,
     )  # fmt: skip
-    calibration: Any = _calibration()
+    calibration: Any = _calibration(is_last=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

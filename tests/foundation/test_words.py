@@ -13,7 +13,7 @@ from perfmodel.foundation.words import Words, given_words, part, read_words, rec
 class Meal:
     apples: int | None = word("Apples", kind=int, aliases=("--fruit",))
     pears: str | None = word("Pears", takes="int | str", several=True)
-    share: float = word("Share", takes="float | str", default=0.5)
+    share: float = word("Share", takes="float | str", default=0.5, is_last=True)
 
 
 @takes(meal=Words(Meal, needed="apples", several=True))
@@ -61,10 +61,10 @@ def order_of(*, order):
 
 
 def test_the_words_of_a_record_of_records_are_those_of_its_parts():
-    assert list(words_of(Order)) == list(words_of(Meal, Table)) == ["apples", "pears", "share", "seats", "terrace"]
+    assert list(words_of(Order)) == list(words_of(Meal, Table)) == ["apples", "pears", "seats", "terrace", "share"]
     given = order_of(apples=2, seats="1k")
     assert given == Order(meal=Meal(apples=2), table=Table(seats="1k"))
-    assert given_words(given) == {"apples": 2, "share": 0.5, "seats": "1k"}
+    assert given_words(given) == {"apples": 2, "seats": "1k", "share": 0.5}
     assert read_words(given, "terrace", "seats") == {"seats": 1024}
     assert "seats: 'int | str', terrace" in str(inspect.signature(order_of))
     with pytest.raises(KeyError):
