@@ -152,23 +152,13 @@ def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
     return dict(sorted(words, key=lambda named: named[1].is_last))
 
 
-def record_of(record: type, given: Mapping[str, Any]) -> Any:
-    """Return the record of the given words; each is of one of its parts."""
-    parts = parts_of(record)
-    if "" in parts:
-        return record(**given)
-    home = {word: name for name, part in parts.items() for word in words_of(part)}
-    values: dict[str, dict[str, Any]] = {name: {} for name in parts}
-    for word, value in given.items():
-        values[home[word]][word] = value
-    return record(**{name: part(**values[name]) for name, part in parts.items()})
-
-
 def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
-    parts = [getattr(record, name) if name else record for name in parts_of(cast(Any, type(record)))]
-    values = {name: getattr(part, name) for part in parts for name in words_of(type(part))}
-    return {name: values[name] for name in words_of(type(record)) if values[name] is not None}
+    values: dict[str, Any] = {}
+    for name in parts_of(cast(Any, type(record))):
+        part = getattr(record, name) if name else record
+        values |= {word: getattr(part, word) for word in words_of(type(part))}
+    return {word: values[word] for word in words_of(type(record)) if values[word] is not None}
 
 
 def read_words(record: object, *names: str) -> dict[str, Any]:
@@ -189,8 +179,8 @@ def check_none_missing(missing: Mapping[str, str], *, spelled: Callable[[str], s
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of one value of each word, with the last word varying fastest; a word without values is None."""
-    for chosen in product(*(several or [None] for several in values.values())):
+    """Yield every combination of one value of each word, with the last word varying fastest."""
+    for chosen in product(*values.values()):
         yield dict(zip(values, chosen, strict=True))
 
 
@@ -233,13 +223,20 @@ class Words:
 
     def make(self, given: Mapping[str, Any]) -> Any:
         """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
-        if not self.varied:
-            return record_of(self.record, given)
-        words = words_of(self.record)
-        varied = {name: [*dict.fromkeys(words[name].values(value, name))] for name, value in given.items() if words[name].is_varied}
-        records = Combinations(self.record(**{**given, **values}) for values in combinations(varied))
-        records.is_list = any(is_list(given[name]) for name in varied)
-        return records
+        words, parts = words_of(self.record), parts_of(self.record)
+        if self.varied:
+            once = {name: [*dict.fromkeys(words[name].values(value, name))] for name, value in given.items() if words[name].is_varied}
+            varied = {name: values or [None] for name, values in once.items()}
+            records = Combinations(self.record(**{**given, **chosen}) for chosen in combinations(varied))
+            records.is_list = any(is_list(given[name]) for name in varied)
+            return records
+        if "" in parts:
+            return self.record(**given)
+        home = {word: name for name, part in parts.items() for word in words_of(part)}
+        values: dict[str, dict[str, Any]] = {name: {} for name in parts}
+        for word, value in given.items():
+            values[home[word]][word] = value
+        return self.record(**{name: part(**values[name]) for name, part in parts.items()})
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:

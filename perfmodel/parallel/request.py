@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_headroom import DEFAULT_RISK
-from perfmodel.foundation.words import Read, given_words, is_list, part, reader, record_of, size, word, words_of
+from perfmodel.foundation.words import Read, Words, given_words, is_list, part, reader, size, word, words_of
 from perfmodel.parallel.knobs import ServingKnobs
 
 
@@ -255,5 +255,5 @@ class Service:
 
     def having(self, words: Mapping[str, Any]) -> Service:
         """Return the service with these words in place of its own."""
-        service: Service = record_of(Service, {**self.given(), **words})
+        service: Service = Words(Service).make({**self.given(), **words})
         return service

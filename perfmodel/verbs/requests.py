@@ -59,15 +59,17 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
-    if not of_plan:
-        absent, others = absent_fields(asked), {name: spelled(name) for name in ("nodes", "batch_tokens")}
+    if not of_plan and (absent := absent_fields(asked)):
+        others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
         check_none_missing({name: meaning.format(**others) for name, meaning in absent.items()}, spelled=spelled)
     for name in asked["cluster"]:
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
-    requests = [replace(given, **values) for values in combinations({name: _once(values) for name, values in asked.items()})]
+    for name, values in asked.items():
+        asked[name] = _once(values) or [None]
+    requests = [replace(given, **chosen) for chosen in combinations(asked)]
     return requests if of_plan else with_one_framework(requests)
 
 
@@ -122,7 +124,7 @@ def names_in(value: object) -> list[Any]:
 
 def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
     """Return the required fields of a request that have no value, with their meaning."""
-    absent = missing_words(Request, [name for name, values in asked.items() if values])
+    absent = missing_words(Request, [*filter(asked.get, asked)])
     if asked.get("nodes") or (asked.get("cluster") and not any(needs_chips(cluster) for cluster in asked["cluster"])):
         absent.pop("chips", None)
     if asked.get("batch_tokens"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import Words, given_words, part, read_words, record_of, size, takes, word, words_of
+from perfmodel.foundation.words import Words, given_words, part, read_words, size, takes, word, words_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,6 @@ def test_the_words_of_a_record_of_records_are_those_of_its_parts():
     assert read_words(given, "terrace", "seats") == {"seats": 1024}
     assert "seats: 'int | str', terrace" in str(inspect.signature(order_of))
     with pytest.raises(KeyError):
-        record_of(Order, {"chairs": 2})
+        Words(Order).make({"chairs": 2})
     with pytest.raises(InputError, match="seats=0: must be a whole number of at least 1; write 64 or 8k"):
         read_words(order_of(seats=0), "seats")

@@ -214,8 +214,8 @@ def services_in(service: Service) -> list[Service]:
         given = service.given().get(name)
         if isinstance(given, str) and name != "cluster" and _THOUSANDS.search(given):
             raise bad_field(name, given, "is a list of two numbers", f"write {given.replace(',', '')} for one number")
-        values[name] = list(dict.fromkeys(several(given)))
-    number = math.prod(max(len(given), 1) for given in values.values())
+        values[name] = list(dict.fromkeys(several(given))) or [None]
+    number = math.prod(map(len, values.values()))
     if number > MOST_REQUESTS:
         rule = f"make {number:,} combinations, and {MOST_REQUESTS:,} is the most"
         raise InputError(f"{', '.join(name for name in LISTED if len(values[name]) > 1)}: {rule}; give fewer values")

@@ -91,17 +91,8 @@ def serving_setting(service: Service) -> ServingSetting:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
         notes.append(f"model: {model.name} is an imported module, read as {description_of(model)}; {rule}")
     speculation = _speculation(asked, model)
-    job = ServingJob(
-        model=model,
-        input_len=given["input_len"],
-        output_len=given["output_len"],
-        concurrency=given.get("concurrency"),
-        rate=given.get("rate"),
-        prefix_hit=given.get("prefix_hit", 0.0),
-        quantization=quantization,
-        speculation=speculation,
-        **read_words(asked, "kv_precision"),
-    )
+    load = read_words(asked, "input_len", "output_len", "concurrency", "rate", "prefix_hit", "kv_precision")
+    job = ServingJob(model=model, quantization=quantization, speculation=speculation, **load)
 
     plan_names = {"cluster": reference}
     if asked.engine is not None and not isinstance(asked.engine, Engine):
