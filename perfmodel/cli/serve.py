@@ -117,9 +117,7 @@ def serve(
     from perfmodel.verbs.serving.predict import services_in
     from perfmodel.verbs.serving.setting import with_workers_chips
 
-    line = _command(
-        config, service.request, service.knobs, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated
-    )
+    line = _command(config, service, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
     output, service = files.check(output), service.having({"assume": service.request.assume or None})
     plot = files.plot
     for option, path in (("--csv", files.csv), ("--save", files.save)):
