@@ -299,19 +299,20 @@ def _operators(service: Service, files: options.Files, output: Output) -> None:
 
 
 def _run(service: Service, output: Output) -> None:
-    from perfmodel.report.runs import busy_sentence, served_run_facts, served_run_line, served_run_object, served_run_table
+    from perfmodel.report.runs import busy_sentence
+    from perfmodel.report.serving_runs import run_facts, run_line, run_object, run_table
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
         comparison = run_served_asked(service, progress.note)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(served_run_line(comparison), served_run_facts(comparison))
-        yield served_run_table(comparison)
+        yield Facts(run_line(comparison), run_facts(comparison))
+        yield run_table(comparison)
         if sentence := busy_sentence(comparison.measurement.busy_fraction, "run it"):
             yield Text(sentence, apart=True)
 
-    show(Document(content=lambda: served_run_object(comparison), blocks=blocks), output)
+    show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
 
 
 def _search(service: Service, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:
