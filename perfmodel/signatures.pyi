@@ -44,7 +44,7 @@ from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
-from perfmodel.verbs.serving.requests import AnsweredRequest
+from perfmodel.verbs.serving.predict import AnsweredRequest
 from perfmodel.verbs.study import Study as Study
 from perfmodel.verbs.sweep import SweepResult as SweepResult
 from perfmodel.workload.config import TransformerConfig as TransformerConfig

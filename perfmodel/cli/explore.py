@@ -14,8 +14,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import read_integer
 from perfmodel.foundation.words import Words, given_words, word
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Request, Service
 from perfmodel.report.document import Document, Notes, Text
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class AxisWords:
 
 #: Options of serving without a counterpart in training, so that no option occurs twice.
 _SERVED = Words(
-    ServingRequest,
+    Service,
     only="input_len output_len concurrency rate prefix_hit engine quantization kv_precision attention_dp dcp pcp replicas max_batch "
     "max_tokens",
 )
@@ -64,7 +63,7 @@ def explore(
     asked: Request,
     chip: options.ChipWords,
     knobs: Knobs,
-    served: ServingRequest,
+    served: Service,
     output: Output,
     files: options.Files,
 ) -> None:

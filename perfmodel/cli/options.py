@@ -16,7 +16,7 @@ from perfmodel.cli.output import Form, Output, csv_of, show
 from perfmodel.cli.words import Group, flag
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
-from perfmodel.foundation.words import Words, word, words_of
+from perfmodel.foundation.words import Words, check_none_missing, word, words_of
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Text
 
@@ -216,9 +216,7 @@ def require(*given: tuple[str, int | str | None, str]) -> None:
 
     given   (flag, value, meaning) of each required flag
     """
-    absent = [f"{flag}: is missing; give {meaning}" for flag, value, meaning in given if not value and value != 0]
-    if absent:
-        raise InputError("; ".join(absent))
+    check_none_missing({flag: meaning for flag, value, meaning in given if not value and value != 0})
 
 
 def check_csv(path: Path | None, output: Output) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +14,8 @@ from perfmodel.cli.exit_codes import EXIT_NOTHING_FITS
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import Words, word
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.foundation.words import Words, check_none_missing, given_words, missing_words, word
+from perfmodel.parallel.request import Service
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ _FILES = Words(
 )
 
 
-@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
+@command(service=Service, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
     config: Annotated[
         str,
@@ -79,7 +79,7 @@ def serve(
         ),
     ] = "",
     *,
-    asked: ServingRequest,
+    service: Service,
     chip: options.ChipWords,
     wanted: WantedWords,
     files: options.Files,
@@ -114,11 +114,11 @@ def serve(
     --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
     from perfmodel.foundation.values import several
-    from perfmodel.verbs.serving.requests import serving_requests
-    from perfmodel.verbs.serving.setting import NEEDED, with_workers_chips
+    from perfmodel.verbs.serving.predict import services_in
+    from perfmodel.verbs.serving.setting import with_workers_chips
 
-    line = _command(config, asked, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
-    output, asked = files.check(output), replace(asked, assume=asked.assume or None)
+    line = _command(config, service, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
+    output, service = files.check(output), service.having({"assume": service.request.assume or None})
     plot = files.plot
     for option, path in (("--csv", files.csv), ("--save", files.save)):
         if path is not None and (run or operators):
@@ -129,40 +129,40 @@ def serve(
     if run:
         if search or operators or simulated or disaggregated or plot is not None or files.report is not None or wanted.limits():
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
-        _run(asked, output)
+        _run(service, output)
         return 0
-    clusters = options.with_chip(several(asked.cluster), chip)
-    asked = with_workers_chips(replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None))
+    clusters = options.with_chip(several(service.request.cluster), chip)
+    service = with_workers_chips(service.having({"cluster": clusters[0] if len(clusters) == 1 else clusters or None}))
     read: Sequence[str] = ()
     if config:
         from perfmodel.verbs.configs import served_from
 
-        asked, setup = served_from(config, asked, is_searched=search)
+        service, setup = served_from(config, service, is_searched=search)
         read = () if setup is None else tuple(setup.described(verbose=output.verbose))
+    asked = service.request
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
-    absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
-    given = {name: getattr(asked, name) for name in absent}
-    options.require(*((flag(name), None if value is None else str(value), absent[name]) for name, value in given.items()))
-    requests = serving_requests(asked)
-    if len(requests) > 1:
+    given = [name for name, value in service.given().items() if str(value)]
+    check_none_missing(missing_words(Service, [*given, "chips"] if is_sized else given), spelled=flag)
+    services = services_in(service)
+    if len(services) > 1:
         others = {"--operators": operators, "--simulate": simulated, "--plot": plot, "--report": files.report, "--save": files.save}
         if other := next((name for name, value in others.items() if value), ""):
             raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
         if search:
-            _searches(requests, wanted.of_search(p99=p99, disaggregated=disaggregated), files, output)
+            _searches(services, wanted.of_search(p99=p99, disaggregated=disaggregated), files, output)
             return 0
-        return _several(requests, wanted, files, output)
-    asked = requests[0]
+        return _several(services, wanted, files, output)
+    service = services[0]
     if search:
-        _search(asked, wanted.of_search(p99=p99, disaggregated=disaggregated), line, files, output)
+        _search(service, wanted.of_search(p99=p99, disaggregated=disaggregated), line, files, output)
     elif operators:
         if files.report is not None:
             raise InputError("--report: has the operators already; leave --operators out")
-        _operators(asked, files, output)
+        _operators(service, files, output)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, line, simulated=simulated, seed=wanted.seed or 0, files=files, output=output, read=read)
+        return _predict(service, wanted, line, simulated=simulated, seed=wanted.seed or 0, files=files, output=output, read=read)
     return 0
 
 
@@ -186,14 +186,13 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
         raise InputError(f"{limited}: --operators knows no limits; leave one of them out")
 
 
-def _several(requests: list[ServingRequest], wanted: WantedWords, files: options.Files, output: Output) -> int:
+def _several(services: list[Service], wanted: WantedWords, files: options.Files, output: Output) -> int:
     from perfmodel.hardware.chip_cluster import short_name
     from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
     from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
-    from perfmodel.verbs.serving.predict import limits_of
-    from perfmodel.verbs.serving.requests import served_several
+    from perfmodel.verbs.serving.predict import limits_of, served_several
 
-    answers, limits = served_several(requests), limits_of(wanted.limits())
+    answers, limits = served_several(services), limits_of(wanted.limits())
     predicted = [answer.prediction for answer in answers if answer.prediction is not None]
 
     def content() -> dict[str, Any]:
@@ -217,7 +216,7 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
 
 
 def _predict(
-    asked: ServingRequest,
+    service: Service,
     wanted: WantedWords,
     command_line: str,
     *,
@@ -242,7 +241,7 @@ def _predict(
     from perfmodel.report.serving_rows import serving_row
     from perfmodel.verbs.serving.predict import launch_of, limits_of, serve_asked, simulated_in
 
-    setting, prediction = serve_asked(asked)
+    setting, prediction = serve_asked(service)
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
         prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
     files.save_plan(prediction.plan)
@@ -280,11 +279,11 @@ def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
         yield from map(Text, line.notes)
 
 
-def _operators(asked: ServingRequest, files: options.Files, output: Output) -> None:
+def _operators(service: Service, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object, shown_notes, verdict_line
     from perfmodel.verbs.serving.predict import operators_asked
 
-    _, prediction, operators = operators_asked(asked)
+    _, prediction, operators = operators_asked(service)
     files.draw(lambda figures: figures.roofline_figure(operators, service_line(prediction)))
 
     def rows() -> list[dict[str, Any]]:
@@ -299,12 +298,12 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
     files.finish(document, output)
 
 
-def _run(asked: ServingRequest, output: Output) -> None:
+def _run(service: Service, output: Output) -> None:
     from perfmodel.report.runs import busy_sentence, run_facts, run_line, run_object, run_table
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
-        comparison = run_served_asked(asked, progress.note)
+        comparison = run_served_asked(service, progress.note)
 
     def blocks() -> Iterator[Block]:
         yield Facts(run_line(comparison), run_facts(comparison))
@@ -315,7 +314,7 @@ def _run(asked: ServingRequest, output: Output) -> None:
     show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
 
 
-def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:
+def _search(service: Service, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import launch_object
     from perfmodel.report.serving_rows import search_rows
     from perfmodel.report.serving_searches import (
@@ -330,7 +329,7 @@ def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: s
     from perfmodel.verbs.serving.predict import launch_of, limits_of
     from perfmodel.verbs.serving.search import search_asked
 
-    setting, result = search_asked(asked, **arguments)
+    setting, result = search_asked(service, **arguments)
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     files.save_plan(result.best.plan)
     files.draw(lambda figures: figures.front_figure(result, line))
@@ -356,23 +355,22 @@ def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: s
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
     """Return the command line of these options. A value of None or "" was not given."""
-    given = [(field.name, getattr(record, field.name)) for record in records for field in fields(record)]
     words = ["perfmodel", "serve", *([config] if config else [])]
-    for name, value in given:
+    for name, value in [item for record in records for item in given_words(record).items()]:
         for item in value if isinstance(value, (list, tuple)) else [value]:
             words += [flag(name), str(item)] if item not in (None, "") else []
     return shlex.join([*words, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
-def _searches(requests: list[ServingRequest], arguments: Mapping[str, Any], files: options.Files, output: Output) -> None:
+def _searches(services: list[Service], arguments: Mapping[str, Any], files: options.Files, output: Output) -> None:
     """Print the best plan of each of several searches."""
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
     from perfmodel.report.serving_searches import search_object
-    from perfmodel.verbs.serving.requests import answered_each
+    from perfmodel.verbs.serving.predict import answered_each
     from perfmodel.verbs.serving.search import search_asked
 
-    results = answered_each(requests, lambda request: search_asked(request, **arguments)[1])
+    results = answered_each(services, lambda service: search_asked(service, **arguments)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:
@@ -389,7 +387,7 @@ def _searches(requests: list[ServingRequest], arguments: Mapping[str, Any], file
         under = f", under {first.limits}" if str(first.limits) else ""
         yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
         lines = [searched_line(asked, result) for asked, result, _ in results]
-        yield services_table(lines, shows_load=first.is_load_searched, shows_chips=requests[0].chips is None)
+        yield services_table(lines, shows_load=first.is_load_searched, shows_chips=services[0].request.chips is None)
         for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 

@@ -17,8 +17,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.model_fields import read_model
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Request, Service
 from perfmodel.workload.config import FIELDS, TransformerConfig
 from perfmodel.workload.layer_specs import Experts
 
@@ -36,7 +35,7 @@ class ConfigSetup:
     """Job and plan of a configuration, and how it was read.
 
     files     files that were read
-    request   words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
+    request   words of a request, of a serving engine also its knobs; knobs: of a training plan
     facts     all facts of the keys and of the framework's rules
     read      key -> fact that it became
     assumed   facts without a key: defaults of the framework, or derived by its rules
@@ -89,7 +88,7 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
                 facts |= key_facts
                 read[key] = list(key_facts)[-1]
     notes = list(_read_names(source, table, facts, read))
-    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
+    shown = {*words_of(Service)} if table.serves else {*words_of(Request, Knobs), *SETTING_NAMES}
     shown -= facts.keys() | given.keys()
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     _derive(facts, [table.defaults])
@@ -182,7 +181,7 @@ def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
     if table.serves:
-        return {**_given(facts, words_of(ServingRequest)), "engine": table.profile}, {}
+        return {**_given(facts, words_of(Service)), "engine": table.profile}, {}
     without = {"settings", *(["nodes"] if "chips" in facts else [])}
     request = _given(facts, (name for name in words_of(Request) if name not in without))
     request["settings"] = {name: value for name, value in _given(facts, SETTING_NAMES).items() if value is not None}

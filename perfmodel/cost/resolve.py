@@ -35,11 +35,13 @@ _MOST_ESTIMATORS = 16
 _PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
 
 
-def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
-    """Return the calibration of a name or path; without a name, the best available one of the chip.
+def choose_calibration(chip: Chip, name: Calibration | str | Path | None = None) -> Calibration:
+    """Return the given calibration, or that of a name or path; without one, the best available of the chip.
 
     `spec-sheet` is no calibration, `prior` that of the vendor's other chips.
     """
+    if isinstance(name, Calibration):
+        return name
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
     if str(name) == PRIOR_NAME:

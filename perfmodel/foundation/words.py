@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, lru_cache, wraps
@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
 
-from perfmodel.foundation.errors import suggest
+from perfmodel.foundation.errors import InputError, suggest
 
 Read = Callable[[Any, str], Any]
 Result = TypeVar("Result")
@@ -48,6 +48,7 @@ class Word:
     choices           enumeration of a closed choice
     is_searched       whether a search varies it
     is_shorthand      whether it stands for other words, which files hold instead
+    is_last           whether it comes after the words of the other parts of a record
     in_files          default in a file that leaves it out; None: no default
     """
 
@@ -69,6 +70,7 @@ class Word:
     choices: type[StrEnum] | None = None
     is_searched: bool = False
     is_shorthand: bool = False
+    is_last: bool = False
     in_files: Any = None
 
     @property
@@ -116,19 +118,70 @@ def word(help: str, *, default: object = None, **more: Any) -> Any:
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
-def words_of(record: type) -> Mapping[str, Word]:
-    """Return the words of a record by name, in its order."""
-    return _words_of(cast(Any, record))
+def size(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
+    """Return a field of a size, such as 64 or 8k."""
+
+    def read(value: object, name: str) -> int:
+        from perfmodel.foundation.values import read_integer
+
+        return read_integer(value, name, most=most)
+
+    return word(help, takes="int | str", read=read, **more)
+
+
+def part(record: type) -> Any:
+    """Return a field of a record that consists of records of words."""
+    return field(default_factory=record, metadata={"part": record})
 
 
 @lru_cache(maxsize=64)
-def _words_of(record: Any) -> Mapping[str, Word]:
-    return {entry.name: entry.metadata["word"] for entry in fields(record)}
+def parts_of(record: Any) -> Mapping[str, type]:
+    """Return the records of words of which a record consists, by field; only itself, under "", if its fields are words."""
+    return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
+
+
+def words_of(*records: type) -> Mapping[str, Word]:
+    """Return the words of records by name, in their order, but for those that come last."""
+    return _words_of(cast(Any, records))
+
+
+@lru_cache(maxsize=64)
+def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
+    parts: list[Any] = [part for record in records for part in parts_of(record).values()]
+    words = [(entry.name, entry.metadata["word"]) for part in parts for entry in fields(part)]
+    return dict(sorted(words, key=lambda named: named[1].is_last))
 
 
 def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
-    return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
+    values: dict[str, Any] = {}
+    for name in parts_of(cast(Any, type(record))):
+        part = getattr(record, name) if name else record
+        values |= {word: getattr(part, word) for word in words_of(type(part))}
+    return {word: values[word] for word in words_of(type(record)) if values[word] is not None}
+
+
+def read_words(record: object, *names: str) -> dict[str, Any]:
+    """Return those of the named words of a record that were given, after reading. Raises InputError."""
+    words, given = words_of(type(record)), given_words(record)
+    return {name: words[name].value(given[name], name) for name in names if name in given}
+
+
+def missing_words(record: type, given: Collection[str]) -> dict[str, str]:
+    """Return the required words of a record that are not given, with the remedy of each."""
+    return {name: word.missing for name, word in words_of(record).items() if word.missing and name not in given}
+
+
+def check_none_missing(missing: Mapping[str, str], *, spelled: Callable[[str], str] = str) -> None:
+    """Raise InputError that names all missing words. spelled: spelling of a word in the caller's interface"""
+    if missing:
+        raise InputError("; ".join(f"{spelled(name)}: is missing; give {remedy}" for name, remedy in missing.items()))
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of one value of each word, with the last word varying fastest."""
+    for chosen in product(*values.values()):
+        yield dict(zip(values, chosen, strict=True))
 
 
 class Combinations(tuple[Any, ...]):
@@ -170,14 +223,20 @@ class Words:
 
     def make(self, given: Mapping[str, Any]) -> Any:
         """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
-        if not self.varied:
+        words, parts = words_of(self.record), parts_of(self.record)
+        if self.varied:
+            once = {name: [*dict.fromkeys(words[name].values(value, name))] for name, value in given.items() if words[name].is_varied}
+            varied = {name: values or [None] for name, values in once.items()}
+            records = Combinations(self.record(**{**given, **chosen}) for chosen in combinations(varied))
+            records.is_list = any(is_list(given[name]) for name in varied)
+            return records
+        if "" in parts:
             return self.record(**given)
-        words = words_of(self.record)
-        varied = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
-        once = product(*(dict.fromkeys(values or [None]) for values in varied.values()))
-        records = Combinations(self.record(**{**given, **dict(zip(varied, values, strict=True))}) for values in once)
-        records.is_list = any(is_list(given[name]) for name in varied)
-        return records
+        home = {word: name for name, part in parts.items() for word in words_of(part)}
+        values: dict[str, dict[str, Any]] = {name: {} for name in parts}
+        for word, value in given.items():
+            values[home[word]][word] = value
+        return self.record(**{name: part(**values[name]) for name, part in parts.items()})
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -239,7 +298,8 @@ def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:
 
 
 def _arguments(words: Words) -> list[inspect.Parameter]:
-    by_name = {entry.name: entry for entry in fields(words.record)}
+    parts: list[Any] = [*parts_of(words.record).values()]
+    by_name = {entry.name: entry for part in parts for entry in fields(part)}
     parameters = []
     for name, entry in words.words().items():
         kind, default = entry.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default

@@ -311,6 +311,20 @@ def settings_text(settings: Mapping[str, Value]) -> str:
     return SEPARATOR.join(_text(name, value) for name, value in settings.items())
 
 
+def flags_text(changes: Mapping[str, Any]) -> str:
+    """Return changed words and settings as flags, such as `--chips 8 --tp 8`."""
+    flags = []
+    for name, value in changes.items():
+        knob = name.replace("_", "-")
+        if name in SETTING_NAMES:
+            flags.append(f"--setting {name}" if value is True else f"--setting {name}={value}")
+        elif isinstance(value, bool):
+            flags.append(f"--{knob}" if value else f"--no-{knob}")
+        else:
+            flags.append(f"--{knob} {value}")
+    return " ".join(flags)
+
+
 def _in_order(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {name: settings[name] for name in SETTING_NAMES if name in settings}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.words import given_words, reader, word, words_of
+from perfmodel.foundation.words import given_words, reader, size, word, words_of
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, check_order
 
 if TYPE_CHECKING:
@@ -148,6 +148,27 @@ class Knobs:
             kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
             given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
         return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ServingKnobs:
+    """Knobs of the layout of a service; None leaves a knob to its default, or to the search."""
+
+    tp: Any = size("Tensor-parallel degree", otherwise="the smallest that leaves room for the requests if left out")
+    pp: int | None = _count("Pipeline-parallel degree")
+    ep: int | None = _count("Expert-parallel degree: chips of a replica that split the experts")
+    attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
+    dcp: int | None = _count("Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole")
+    pcp: int | None = _count("Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag")
+    replicas: int | None = _count("Independent copies", otherwise="all chips if left out")
+    workers: Any = word(
+        "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; "
+        "3x4@h20:1x8@h200 on chips of two kinds, in place of --cluster and --chips",
+        metavar="XxN:YxN", read=reader("parallel.serving.plan", "parse_workers"),
+        takes="str",
+    )  # fmt: skip
+    max_batch: Any = size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
+    max_tokens: Any = size("Tokens of a step: chunk size of prompts", otherwise="the engine's if left out")
 
 
 #: Knobs that only models with experts have.

@@ -23,8 +23,8 @@ from perfmodel.parallel.model_fields import model_to_dict, read_model
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.recompute_modules import MODULES, operators_of
+from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import SERVING_KIND, Pools, ServingPlan
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import is_model
 from perfmodel.workload.routing import routing_of
@@ -227,11 +227,11 @@ def serving_plan_to_dict(plan: ServingPlan) -> dict[str, Any]:
 
 
 def _lengths(lengths: Lengths) -> int | str:
-    return lengths.least if lengths.least == lengths.most else f"{lengths.least}:{lengths.most}"
+    return lengths.least if lengths.least == lengths.most else str(lengths)
 
 
-def serving_request_of(data: Mapping[str, Any], *, where: str = "plan") -> ServingRequest:
-    """Return the request of a file's contents. Raises InputError that names the field."""
+def service_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Service:
+    """Return the service of a file's contents. Raises InputError that names the field."""
     from perfmodel.foundation.schema import check
     from perfmodel.parallel.schemas import ServingPlanFile
 
@@ -241,7 +241,8 @@ def serving_request_of(data: Mapping[str, Any], *, where: str = "plan") -> Servi
         if name in words:
             words[name] = read_model(words[name], f"job.{name}")
     words |= {name: data[name] for name in ("cluster", "engine", "workers", "max_batch", "max_tokens") if name in data}
-    return ServingRequest(**words, **data.get("layout", {}), chips=data["num_chips"], calibration=data.get("calibration") or None)
+    words |= data.get("layout", {})
+    return Service().having({**words, "chips": data["num_chips"], "calibration": data.get("calibration") or None})
 
 
 def is_serving_plan(path: str | Path) -> bool:
@@ -253,11 +254,11 @@ def is_serving_plan(path: str | Path) -> bool:
     return isinstance(content, Mapping) and content.get("kind") == SERVING_KIND
 
 
-def read_serving_plan(path: str | Path) -> ServingRequest:
-    """Return the request that reproduces the plan of a file. Raises InputError that names the field."""
+def read_serving_plan(path: str | Path) -> Service:
+    """Return the service that reproduces the plan of a file. Raises InputError that names the field."""
     content = read_yaml(path)
     _check_version(content, str(path))
-    return serving_request_of(content, where=str(path))
+    return service_from_dict(content, where=str(path))
 
 
 def write_plan(plan: Plan | ServingPlan, path: str | Path) -> None:

@@ -1,17 +1,19 @@
-"""Requests of verbs: job, cluster and assumptions, as given in a program or on a command line.
+"""Requests of verbs: job or service, cluster and assumptions, as given in a program or on a command line.
 
 The readers of values are imported when the first value is read: `perfmodel predict --help` reads none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_headroom import DEFAULT_RISK
-from perfmodel.foundation.words import is_list, reader, word, words_of
+from perfmodel.foundation.words import Read, Words, given_words, is_list, part, reader, size, word, words_of
+from perfmodel.parallel.knobs import ServingKnobs
 
 
 def _choice(value: str, name: str) -> Any:
@@ -38,13 +40,13 @@ def _capacity(value: object, name: str) -> Any:
 _several = partial(word, several=True)
 
 
-def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
-    def read(value: object, name: str) -> int:
-        from perfmodel.foundation.values import read_integer
-
-        return read_integer(value, name, most=most)
-
-    return _several(help, takes="int | str", read=read, split=reader("foundation.values", "several_numbers"), **more)
+_sizes = partial(size, several=True, split=reader("foundation.values", "several_numbers"))
+_A_MODEL = "a name from `perfmodel models` or the path of a config.json"
+_A_CLUSTER = "a name from `perfmodel clusters` or the path of a cluster file"
+_calibration = partial(
+    word, "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
+    metavar="NAME|PATH", takes="Name | Calibration",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -54,12 +56,12 @@ class Request:
     model: Any = _several(
         "A model's name (`perfmodel models`), its Hugging Face hub id or a config.json", metavar="NAME|PATH",
         takes="Name | TransformerConfig",
-        missing="a name from `perfmodel models` or the path of a config.json",
+        missing=_A_MODEL,
     )  # fmt: skip
     cluster: Any = _several(
         "A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100",
         metavar="NAME|PATH", takes="Name | Cluster",
-        missing="a name from `perfmodel clusters` or the path of a cluster file",
+        missing=_A_CLUSTER,
     )  # fmt: skip
     chips: Any = _sizes(
         "Chips to use", aliases=("--gpus",), most=10**7, missing="how many chips the job runs on, for example 64 (or {nodes})"
@@ -112,10 +114,7 @@ class Request:
         "What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas",
         otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=reader("parallel.offloads", "read_offloads"),
     )  # fmt: skip
-    calibration: Any = word(
-        "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
-        metavar="NAME|PATH", takes="Name | Calibration",
-    )  # fmt: skip
+    calibration: Any = _calibration()
     memory_headroom: Any = word(
         "In place of --risk: share of the usable memory that a plan that fits leaves free; 0: none",
         metavar="SHARE", takes="float | str",
@@ -156,3 +155,105 @@ class Request:
 
             values["settings"] = settings_text(read_settings(self.settings))
         return values
+
+
+# --- Services --------------------------------------------------------------------------------------------------------
+
+_lengths, _share = reader("workload.serving", "lengths_of"), reader("foundation.values", "share")
+
+
+def _positive(unit: str, below: float, *, before: str = "", after: str = "") -> Read:
+    """Return the reader of a positive number, with or without the sign of its unit before or after it."""
+
+    def read(value: object, name: str) -> float:
+        from perfmodel.foundation.errors import bad_field
+
+        try:
+            number = float(str(value).strip().removeprefix(before).removesuffix(after))
+        except ValueError:
+            number = 0.0
+        if not 0.0 < number < below:
+            raise bad_field(name, value, f"must be a positive number of {unit}", "write 2.5")
+        return number
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ServingRequest:
+    """Model, load, formats and cluster of a service. None is the default: of the engine, or of the model's checkpoint."""
+
+    model: Any = word(
+        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig", missing=_A_MODEL
+    )
+    cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster", missing=_A_CLUSTER)
+    chips: Any = size(
+        "Chips to use; with --search and a load the fewest that hold it if left out", aliases=("--gpus",), missing="how many chips serve"
+    )
+    input_len: Any = word(
+        "Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly", metavar="N|N:N", read=_lengths,
+        takes="int | str | Lengths", missing="the tokens of a prompt",
+    )  # fmt: skip
+    output_len: Any = word(
+        "Tokens of an answer, as --input-len", metavar="N|N:N", read=_lengths, takes="int | str | Lengths",
+        missing="the tokens of an answer",
+    )  # fmt: skip
+    concurrency: Any = size("Requests in flight, of all replicas together; each answer is followed by the next request")
+    rate: Any = word(
+        "In place of --concurrency: requests a second, whenever they come",
+        metavar="X",
+        read=_positive("requests a second", 1e9, after="/s"),
+        takes="float | str",
+    )
+    prefix_hit: Any = word(
+        "Share of a prompt's tokens that the cache holds already", metavar="SHARE", read=_share, takes="float | str"
+    )  # fmt: skip
+    engine: Any = word(
+        "The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file", otherwise="vllm if left out", metavar="NAME|PATH",
+        takes="Name | Engine",
+    )  # fmt: skip
+    quantization: Any = word(
+        "Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights",
+        otherwise="as the model is published if left out", metavar="NAME",
+        read=reader("workload.quantization", "quantization_named"), takes="str | Quantization",
+    )  # fmt: skip
+    kv_precision: Any = word(
+        "Format of the cache: bf16, fp16 or fp8", otherwise="bf16 if left out", metavar="NAME",
+        read=reader("workload.serving", "cache_dtype"), takes="str | Dtype"
+    )  # fmt: skip
+    draft_tokens: int | None = word("Tokens drafted a step (speculative decoding)", kind=int)
+    acceptance: Any = word(
+        "Of drafted tokens the share that is accepted, each given those before it", otherwise=".7 if left out", metavar="SHARE",
+        read=_share, takes="float | str",
+    )  # fmt: skip
+    draft_model: Any = word(
+        "The model that drafts", otherwise="the model's own module for further tokens if left out", metavar="NAME|PATH",
+        takes="Name | TransformerConfig",
+    )  # fmt: skip
+    price: Any = word(
+        "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD",
+        read=_positive("USD an hour for a chip", 1e6, before="$"), is_last=True,
+        takes="float | str",
+    )  # fmt: skip
+    assume: Any = word(
+        "A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france", metavar="NAME=VALUE",
+        takes="Mapping[str, float | str]", repeats=True, is_last=True,
+    )  # fmt: skip
+    calibration: Any = _calibration(is_last=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Service:
+    """Request of a service, and the knobs of its layout."""
+
+    request: ServingRequest = part(ServingRequest)
+    knobs: ServingKnobs = part(ServingKnobs)
+
+    def given(self) -> dict[str, Any]:
+        """Return the words of both that were given."""
+        return given_words(self)
+
+    def having(self, words: Mapping[str, Any]) -> Service:
+        """Return the service with these words in place of its own."""
+        service: Service = Words(Service).make({**self.given(), **words})
+        return service

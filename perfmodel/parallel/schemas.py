@@ -15,8 +15,8 @@ from perfmodel.parallel.framework_ref import read_settings
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.model_fields import read_model
+from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import DEGREES, SERVING_KIND
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import routing_of
@@ -153,7 +153,7 @@ PlanFile = create_model("PlanFile", __base__=_Plan, __doc__="The complete decisi
 
 # --- plans of services -------------------------------------------------------------------------------------------------
 
-_SERVING_WORDS = words_of(ServingRequest)
+_SERVING_WORDS = words_of(Service)
 _LOAD = ("concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "draft_tokens", "acceptance")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.plan import scalar
 from perfmodel.cost.mixed import MixedEstimator, memories_of_pools, pools_of
+from perfmodel.foundation.bisection import first_index
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import memory_rule
@@ -325,18 +326,8 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
     if not fewest and rest:
-        # indices 0, 1, 3, 7, ... and the last one
-        length = len(rest)
-        places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
-        doubled = [rest[index] for index in sorted({*places, length - 1})]
-        enough = next((count for count in doubled if probe(count).fastest), 0)
-        if enough:
-            before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
-            low, high = before, rest.index(enough)
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if probe(rest[middle]).fastest else (middle + 1, high)
-            fewest = rest[high]
+        index = first_index(len(rest), lambda index: bool(probe(rest[index]).fastest))
+        fewest = 0 if index is None else rest[index]
     if not fewest:
         tried = [states[count] for count in sorted(states) if states[count].least]
         if not tried:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
-from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
+from perfmodel.parallel.framework_ref import flags_text, settings_text
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, notes, probability_cell
 from perfmodel.planner.result import FittingChange
@@ -169,20 +169,6 @@ def fitting_blocks(plan: Plan, remedies: Sequence[FittingChange]) -> Iterator[Bl
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
     chips = "In place of more chips" if remedies else "No plan of this job fits, neither on these chips nor on more of them"
     yield Text(f"{chips}: use {', '.join(others[:-1])} or {others[-1]}.", apart=True)
-
-
-def flags_text(changes: Mapping[str, int | str | bool]) -> str:
-    """Return the changes as flags of `perfmodel predict`."""
-    flags = []
-    for name, value in changes.items():
-        knob = name.replace("_", "-")
-        if name in SETTING_NAMES:
-            flags.append(f"--setting {name}" if value is True else f"--setting {name}={value}")
-        elif isinstance(value, bool):
-            flags.append(f"--{knob}" if value else f"--no-{knob}")
-        else:
-            flags.append(f"--{knob} {value}")
-    return " ".join(flags)
 
 
 def result_cells(prediction: Prediction) -> tuple[str, str, str]:

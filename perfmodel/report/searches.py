@@ -11,13 +11,14 @@ from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import rule_labels
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import FittingChange, Objective, SearchResult
-from perfmodel.report.advice import flags_text, remedies_objects
+from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import (
     PLAN_LEGEND,
     fits_cell,

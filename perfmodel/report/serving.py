@@ -12,6 +12,7 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
@@ -65,7 +66,7 @@ def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
     """Return the smallest changes that make a non-fitting plan fit."""
     if prediction.fits:
         return []
-    would = [remedy_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
+    would = [flags_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
     return [("would fit" if at == 0 else "", text) for at, text in enumerate(would)]
 
 
@@ -84,20 +85,6 @@ def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
             f"{'meets' if result['kept_by_mean'] else 'misses'} {words(name)} {format_time(result['limit'])} ({format_time(mean)})"
         )
     return "; ".join(parts)
-
-
-def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> str:
-    """Return a change as flags, such as `--chips 8 --tp 8`.
-
-    renamed   fields with another name where the text is printed
-    """
-
-    def text(value: object) -> str:
-        if not isinstance(value, Lengths):
-            return str(value)
-        return str(value.most) if value.least == value.most else f"{value.least}:{value.most}"
-
-    return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {text(value)}" for name, value in change.items())
 
 
 def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
@@ -304,7 +291,7 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "fits_load": prediction.load.fits,
         "runnable": not prediction.not_runnable,
         "not_runnable_reason": prediction.not_runnable,
-        "remedies": [{"change": dict(change), "text": remedy_text(change)} for change in prediction.remedies],
+        "remedies": [{"change": dict(change), "text": flags_text(change)} for change in prediction.remedies],
         "is_saturated": prediction.load.is_saturated,
         "parts": dict(prediction.parts),
         "intervals": {name: list(interval) for name, interval in prediction.intervals.items()},

@@ -11,6 +11,7 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.rows import without_total
+from perfmodel.parallel.serving.plan import COLUMNS
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
 from perfmodel.report.serving import TIMES, limits_object, short_layout, throughput_object
@@ -23,7 +24,7 @@ _PERCENTILES = ("mean", "p50", "p90", "p99")
 def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
     """Return job, plan, results, decode-step parts and memory classes as one row."""
     job, plan = prediction.job, prediction.plan.to_dict()
-    degrees = {name: plan.get(name) for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")}
+    degrees = {name: plan.get(name) for name in COLUMNS}
     row: dict[str, Any] = {
         "model": job.model.name,
         "cluster": prediction.cluster,

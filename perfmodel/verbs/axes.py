@@ -22,17 +22,14 @@ from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import NetworkTier
 from perfmodel.hardware.mixed import check_equal_chips, is_mixed
 from perfmodel.hardware.technology import ChipSpec, MemorySpec
-from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.knobs import Knobs, ServingKnobs
+from perfmodel.parallel.request import Request, ServingRequest
 from perfmodel.planner.exploration import Axis
 from perfmodel.workload.config import TransformerConfig
 
 DEFAULT_POINTS = 8
 """Default number of points of a range."""
 
-#: Fields of a service's request that describe its plan.
-SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 #: Fields that are no axis: they name the system, or a criterion of its judgement.
 _NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip", "assume"}
 
@@ -42,12 +39,12 @@ class System:
     """One point of an exploration.
 
     asked   job and assumptions, of training or of a service; its cluster and model are replaced by the fields below
-    knobs   of a training plan; unused for a service, whose request contains them
+    knobs   of the plan
     spec    of a chip that is constructed from technology; None: of any other
     """
 
     asked: Request | ServingRequest
-    knobs: Knobs
+    knobs: Knobs | ServingKnobs
     cluster: Cluster
     model: TransformerConfig
     spec: ChipSpec | None = None
@@ -79,13 +76,11 @@ def axes_of(system: System) -> dict[str, AxisField]:
         axes["technology." + ".".join(short)] = AxisField(get=attrgetter(".".join(("spec", *path))), put=_put_spec(path), kind=kind)
     axes |= hardware_axes(system)
     axes |= {f"model.{name}": _model_axis(name) for name, value in system.model.values.items() if isinstance(value, (int, float, str))}
-    words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
-    for name in words:
-        if name not in _NO_AXIS and name not in knobs:
-            axes[f"job.{name}"] = AxisField(get=attrgetter(f"asked.{name}"), put=_with_chips if name == "chips" else _writer("asked", name))
-    for name in knobs:
-        record = "asked" if system.is_service else "knobs"
-        axes[f"plan.{name}"] = AxisField(get=attrgetter(f"{record}.{name}"), put=_writer(record, name))
+    for group, record in (("job", "asked"), ("plan", "knobs")):
+        for name in words_of(type(getattr(system, record))):
+            if name not in _NO_AXIS:
+                put = _with_chips if name == "chips" else _writer(record, name)
+                axes[f"{group}.{name}"] = AxisField(get=attrgetter(f"{record}.{name}"), put=put)
     return axes
 
 

@@ -23,7 +23,7 @@ from perfmodel.workload.models import is_model, load_model
 
 if TYPE_CHECKING:
     from perfmodel.configs.read import ConfigSetup
-    from perfmodel.parallel.serving.request import ServingRequest
+    from perfmodel.parallel.request import Service
 
 #: Fields that a verb accepts where a configuration lacks them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
@@ -128,17 +128,17 @@ def job_words(plan: Plan, asked: Request) -> Request:
     return replace(completed, settings={**plan.framework.settings, **asked.stated()})
 
 
-def served_from(path: Name, asked: ServingRequest, *, is_searched: bool = False) -> tuple[ServingRequest, ConfigSetup | None]:
-    """Return the request with missing fields taken from a serving plan, or from an engine's launch line, and the parsed launch line.
+def served_from(path: Name, service: Service, *, is_searched: bool = False) -> tuple[Service, ConfigSetup | None]:
+    """Return the service with missing words taken from a serving plan, or from an engine's launch line, and the parsed launch line.
 
     is_searched   a search follows: of a plan only the job, the cluster and the engine are taken
     """
     from perfmodel.configs.read import read_setup
     from perfmodel.parallel.plan_file import is_serving_plan, read_serving_plan
-    from perfmodel.verbs.serving.plan import with_plan
+    from perfmodel.verbs.overrides import with_plan
 
     if is_serving_plan(path):
-        return with_plan(asked, read_serving_plan(path), is_searched=is_searched), None
+        return with_plan(service, read_serving_plan(path), is_searched=is_searched), None
 
     if not is_config(path) and Path(path).is_file():
         raise InputError(f"{one_line(path, 200)}: is a plan of a training job; give it to `perfmodel predict`")
@@ -148,9 +148,9 @@ def served_from(path: Name, asked: ServingRequest, *, is_searched: bool = False)
     if not setup.table.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.table.framework} training configuration; give it to `perfmodel predict`")
     words = dict(setup.request)
-    if words.get("model") is not None and asked.model is None and load_model(words["model"]).parts.experts is None:
+    if words.get("model") is not None and service.request.model is None and load_model(words["model"]).parts.experts is None:
         words.pop("ep", None)
-    return replace(asked, **{name: value for name, value in words.items() if getattr(asked, name) is None}), setup
+    return service.having({name: value for name, value in words.items() if name not in service.given()}), setup
 
 
 def _number(value: object) -> Any:

@@ -18,19 +18,18 @@ from itertools import product
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.words import takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.request import Request
+from perfmodel.parallel.request import Request, Service
 from perfmodel.parallel.serving.plan import ServingPlan
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import System, axes_of, hardware_axes, read_axis
 from perfmodel.verbs.points import blocks_of, computed_points
 from perfmodel.verbs.setting import Name, find_cluster
-from perfmodel.verbs.system_times import SERVED, SystemPredictor, metric_of, system_of
+from perfmodel.verbs.system_times import SYSTEM_WORDS, SystemPredictor, metric_of, system_of
 
 MOST_POINTS = 100_000
 
@@ -38,15 +37,13 @@ MOST_POINTS = 100_000
 # The verbs
 # ---------------------------------------------------------------------------------------------------------------------------------
 
-_ASKED: dict[str, Any] = {"asked": Request, "knobs": Knobs, "served": Words(ServingRequest, only=SERVED)}
 
-
-@takes(**_ASKED)
+@takes(**SYSTEM_WORDS)
 def explore(
     *,
     asked: Request,
     knobs: Knobs,
-    served: ServingRequest,
+    served: Service,
     vary: Sequence[str] | str,
     points: int | None = None,
     search: bool = False,
@@ -103,9 +100,14 @@ _SPEC_SHEET = "spec-sheet"
 _SIZES = frozenset({"job.chips", "job.global_batch", "job.batch_tokens", "job.seq_len"})
 
 
-@takes(**_ASKED)
+@takes(**SYSTEM_WORDS)
 def explore_sensitivity(
-    *, asked: Request, knobs: Knobs, served: ServingRequest, search: bool = False, metric: str = "tpot"
+    *,
+    asked: Request,
+    knobs: Knobs,
+    served: Service,
+    search: bool = False,
+    metric: str = "tpot",
 ) -> Sensitivities:
     """Compute the elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
 
@@ -131,12 +133,12 @@ def explore_sensitivity(
     return Sensitivities(metric=case.metric, time=time, prediction=prediction, elasticities=tuple(rows))
 
 
-@takes(**_ASKED)
+@takes(**SYSTEM_WORDS)
 def explore_waterfall(
     *,
     asked: Request,
     knobs: Knobs,
-    served: ServingRequest,
+    served: Service,
     to: Name | Cluster,
     to_precision: str | None = None,
     metric: str = "throughput",
@@ -159,10 +161,8 @@ def explore_waterfall(
             rule = "has several kinds of chips, of which a waterfall cannot change one number at a time into that of the other cluster"
             raise bad_field(word, cluster.name, rule, "search both clusters, or vary the numbers of one kind of chips")
     case = SystemPredictor(metric=metric_of(system, metric), is_searched=True)
-    given = system.asked.calibration  # until the last rung the given one, or the best of the first chip
-    if given is None or isinstance(given, Name):
-        given = choose_calibration(system.cluster.chip, given or "")
-    current = _at(system, calibration=given)
+    # until the last rung the given one, or the best of the first chip
+    current = _at(system, calibration=choose_calibration(system.cluster.chip, system.asked.calibration))
     first = prediction = case.predict(current)
     start = previous = case.time(prediction)
     rungs: list[Rung] = []

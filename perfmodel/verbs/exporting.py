@@ -21,10 +21,9 @@ from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import GENERIC, load_profile
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.request import Request, Service
+from perfmodel.parallel.serving.plan import DEGREES, ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
@@ -116,7 +115,6 @@ def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
 
 # --- serving plans -----------------------------------------------------------------------------------------------------
 
-_DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 #: Size of the volume, relative to the checkpoint.
 _SPACE_FOR_CHECKPOINT = 1.1
 
@@ -147,22 +145,21 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     stem         name of the files without their endings
     """
     from perfmodel.report.serving import serving_object
-    from perfmodel.verbs.serving.plan import serving_layout
-    from perfmodel.verbs.serving.predict import held_request, serve_plan
-    from perfmodel.verbs.serving.setting import serving_setting
+    from perfmodel.verbs.serving.predict import serve_plan, service_of
+    from perfmodel.verbs.serving.setting import serving_layout, serving_setting
 
     if not isinstance(prediction, ServingPrediction) and is_serving_plan(prediction):
         prediction = serve_plan(prediction)
     if isinstance(prediction, ServingPrediction):
-        saved, asked = _figures(serving_object(prediction)), held_request(prediction.plan)
+        saved, service = _figures(serving_object(prediction)), service_of(prediction.plan)
     else:
         saved = _prediction_in(prediction)
-        asked = _asked(saved["plan"])
-    setting = serving_setting(asked)
+        service = _saved_service(saved["plan"])
+    setting = serving_setting(service)
     engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
     family = family_of(engine)
     launcher = launcher_named(to, family)
-    plan = setting.estimator.plan(job, serving_layout(setting, asked)[0])
+    plan = setting.estimator.plan(job, serving_layout(setting, service.knobs)[0])
     if not saved["fits"]:
         raise InputError(f"plan: {plan.label()} does not fit into the memory of {cluster.chip.name}; `perfmodel serve` lists what would")
     model, node = hub_id_of(job.model.name), cluster.chips_per_node
@@ -200,7 +197,7 @@ def _prediction_in(path: Name) -> Mapping[str, Any]:
     content = _content(path)
     saved = content.get("best", content)
     try:
-        _asked(saved["plan"])
+        _saved_service(saved["plan"])
         return _figures(saved)
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{one_line(path, 200)}: has no serving plan; write one with `perfmodel serve ... --json`") from None
@@ -210,13 +207,13 @@ def _figures(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: saved[name] for name in ("plan", "fits", "ttft", "tpot", "tokens_per_second_per_chip", "memory", "memory_usable")}
 
 
-def _asked(plan: Mapping[str, Any]) -> ServingRequest:
-    """Return the request that reproduces a saved plan."""
+def _saved_service(plan: Mapping[str, Any]) -> Service:
+    """Return the service that reproduces a saved plan."""
     limits = plan["pools"]["decode"] if plan.get("pools") else plan
-    stored = {name: plan[name] for name in words_of(ServingRequest) if name in plan}
+    stored = {name: plan[name] for name in words_of(Service) if name in plan}
     lengths = {name: ":".join(map(str, plan[name])) for name in ("input_len", "output_len")}
     most = {name: limits[name] or None for name in ("max_batch", "max_tokens")}
-    return ServingRequest(**stored | lengths | most | {"chips": plan["num_chips"]})
+    return Service().having(stored | lengths | most | {"chips": plan["num_chips"]})
 
 
 def _worker(line: LaunchLine, layout: ServingLayout, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:
@@ -224,7 +221,7 @@ def _worker(line: LaunchLine, layout: ServingLayout, role: str, model: str, chip
     words = shlex.split(line.command)
     options, chips = words[words.index(model) + 1 :], layout.chips_per_replica
     return {
-        **{name: getattr(layout, name) for name in _DEGREES},
+        **{name: getattr(layout, name) for name in DEGREES},
         "role": role,
         "replicas": line.copies,
         "chips": chips,

@@ -83,7 +83,6 @@ def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, pr
 def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
     """Return the result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
-    from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.mixed import in_proportion
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
@@ -110,9 +109,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         chips = stated.num_chips if chips is None else chips
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
-    chosen_calibration = asked.calibration
-    if not isinstance(chosen_calibration, Calibration):
-        chosen_calibration = choose_calibration(setting.cluster.chip, chosen_calibration or "")
+    chosen_calibration = choose_calibration(setting.cluster.chip, asked.calibration)
 
     def make(length: int, count: int, *, profile: ExecutionProfile = setting.estimator.profile) -> Estimator:
         placed = in_proportion(setting.cluster, count)

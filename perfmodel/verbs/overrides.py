@@ -1,14 +1,17 @@
-"""Plans with changed knobs: given knobs hold, dependent ones follow, all others keep their values."""
+"""Plans with changed knobs or loads: what is given holds, what depends on it follows, all else keeps its values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import default_rule_sets
-from perfmodel.parallel.knobs import Knobs, plan_keys
+from perfmodel.parallel.knobs import Knobs, ServingKnobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
+from perfmodel.parallel.request import Service
+from perfmodel.parallel.serving.plan import DEGREES
 from perfmodel.verbs.setting import Setting, with_context_form
 
 
@@ -78,3 +81,21 @@ def changes(before: Plan, after: Plan, given: set[str]) -> tuple[Change, ...]:
     if {before.rules, after.rules} <= set(default_rule_sets()):
         del old["rules"]  # sequence_parallel distinguishes them
     return tuple(Change(knob=knob, before=old[knob], after=new[knob], follows=knob not in given) for knob in old if old[knob] != new[knob])
+
+
+def with_plan(service: Service, plan: Service, *, is_searched: bool = False) -> Service:
+    """Return the service with missing words taken from a plan.
+
+    Another load replaces that of the plan, other workers or chips its degrees or replicas. is_searched: the layout is not taken.
+    """
+    held, given = plan.given(), service.given()
+    without = [*words_of(ServingKnobs)] if is_searched else []
+    if given.keys() & {"concurrency", "rate"}:
+        without += ["concurrency", "rate"]
+    if "workers" in given:
+        without += [*DEGREES, "replicas"]
+    elif given.keys() & {"chips", "cluster", *DEGREES}:
+        without += ["replicas"]
+    if "model" in given:
+        without += ["draft_tokens", "acceptance", "draft_model", "quantization"]
+    return service.having({name: value for name, value in held.items() if name not in {*given, *without}})

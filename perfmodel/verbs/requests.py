@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_headroom import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, read_integer, several, share
-from perfmodel.foundation.words import words_of
+from perfmodel.foundation.words import check_none_missing, combinations, missing_words, words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -59,19 +59,17 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
-    if not of_plan:
-        absent = absent_fields(asked)
-        if absent:
-            others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-            meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
-            raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
+    if not of_plan and (absent := absent_fields(asked)):
+        others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
+        check_none_missing({name: meaning.format(**others) for name, meaning in absent.items()}, spelled=spelled)
     for name in asked["cluster"]:
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
-    distinct = [_once(values) or [None] for values in asked.values()]
     given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
-    requests = [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+    for name, values in asked.items():
+        asked[name] = _once(values) or [None]
+    requests = [replace(given, **chosen) for chosen in combinations(asked)]
     return requests if of_plan else with_one_framework(requests)
 
 
@@ -126,7 +124,7 @@ def names_in(value: object) -> list[Any]:
 
 def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
     """Return the required fields of a request that have no value, with their meaning."""
-    absent = {name: word.missing for name, word in words_of(Request).items() if word.missing and not asked.get(name)}
+    absent = missing_words(Request, [*filter(asked.get, asked)])
     if asked.get("nodes") or (asked.get("cluster") and not any(needs_chips(cluster) for cluster in asked["cluster"])):
         absent.pop("chips", None)
     if asked.get("batch_tokens"):

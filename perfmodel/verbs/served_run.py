@@ -12,11 +12,11 @@ from perfmodel.execute.serving.run import REPEATS, ROUNDS, not_served_reason, ru
 from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.words import words_of
+from perfmodel.foundation.words import read_words
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
+from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.measurement import ComparedStep, ServedComparison, StepShape
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.own_calibration import own_calibration
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "llama-3-8b"
 #: Fields of `serve` that apply to a run on this machine.
-_RUN_FIELDS = ("model", "input_len", "output_len", "concurrency", "tp")
+_RUN_WORDS = ("model", "input_len", "output_len", "concurrency", "tp")
 #: Defaults of a run: tokens of a prompt, of an answer, and concurrent sequences.
 INPUT_LEN, OUTPUT_LEN, SEQUENCES = 256, 256, 8
 
@@ -94,17 +94,13 @@ def run_served(
     return ServedComparison(measurement=measured, steps=steps, calibration=machine_calibration.name, drifts=drifts)
 
 
-def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | None = None) -> ServedComparison:
-    """Call `run_served` with the request's model, input_len, output_len, concurrency and tp; raise InputError for other fields."""
-    words = words_of(ServingRequest)
-    for name in words:
-        if name not in _RUN_FIELDS and getattr(asked, name) is not None:
-            raise bad_field(name, getattr(asked, name), "is of a cluster's prediction, --run measures this machine", "leave it out")
-    given = {
-        name: getattr(asked, name) if name == "model" else words[name].value(getattr(asked, name), name)
-        for name in _RUN_FIELDS
-        if getattr(asked, name) is not None
-    }
+def run_served_asked(service: Service, progress: Callable[[str], None] | None = None) -> ServedComparison:
+    """Call `run_served` with the model, input_len, output_len, concurrency and tp of a service; raise InputError for other words."""
+    words = service.given()
+    for name, value in words.items():
+        if name not in _RUN_WORDS:
+            raise bad_field(name, value, "is of a cluster's prediction, --run measures this machine", "leave it out")
+    given = read_words(service, "input_len", "output_len", "concurrency", "tp")
     lengths = {name: round(given[name].mean) for name in ("input_len", "output_len") if name in given}
     shapes = usual_shapes(**lengths, sequences=given.get("concurrency", SEQUENCES))
-    return run_served(given.get("model", DEFAULT_MODEL), shapes, tp=given.get("tp", 1), progress=progress)
+    return run_served(words.get("model", DEFAULT_MODEL), shapes, tp=given.get("tp", 1), progress=progress)

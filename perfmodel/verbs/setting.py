@@ -200,7 +200,7 @@ def constants_of(
     if profile is None or isinstance(profile, Name):
         profile = choose_profile(cluster.chip, stated(str(profile or default_profile(cluster.chip)), given))
     return (
-        choose_calibration(cluster.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration,
+        choose_calibration(cluster.chip, calibration),
         with_stated(profile, given),
     )
 

@@ -22,9 +22,8 @@ from perfmodel.foundation.schema import FileModel, Values, check, model_of
 from perfmodel.foundation.values import check_path, is_path, share, token_count
 from perfmodel.foundation.words import Word, takes, words_of
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.request import Request
+from perfmodel.parallel.request import Request, Service
 from perfmodel.parallel.rows import prediction_row
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.ties import TIES
 from perfmodel.report.searches import nothing_fits_line
@@ -183,7 +182,7 @@ def column_of(verb: SweptVerb, name: str) -> str:
 def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
     """Return every field that a point of a verb may have; None: an argument of the verb that is no field of a record."""
     is_service = verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH)
-    known = words_of(ServingRequest) if is_service else {**words_of(Request), **words_of(Knobs)}
+    known = words_of(Service) if is_service else words_of(Request, Knobs)
     names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
     return {name: known.get(name) for name in (*names, *(["tokens"] if verb is SweptVerb.PREDICT else ()))}
 

@@ -8,20 +8,24 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.foundation.columns import as_columns
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.words import words_of
+from perfmodel.foundation.words import Words, words_of
 from perfmodel.hardware.calibration import Provenance
-from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.knobs import Knobs, ServingKnobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.request import Request
+from perfmodel.parallel.request import Request, Service, ServingRequest
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.verbs.axes import System, spec_of
 
-#: Fields of a service's request that training does not have.
-SERVED = " ".join(name for name in words_of(ServingRequest) if name not in {**words_of(Request), **words_of(Knobs)} and name != "workers")
+_OF_TRAINING = " ".join((*words_of(Request, Knobs), "workers"))
+#: Records of a system's words: of training, and those that only a service has.
+SYSTEM_WORDS: Mapping[str, type | Words] = {
+    "asked": Request,
+    "knobs": Knobs,
+    "served": Words(Service, without=_OF_TRAINING),
+}
 
 #: Metric of a service -> its time in a prediction. [s, or s per token and chip]
 METRICS: Mapping[str, Callable[[ServingPrediction], float]] = {
@@ -48,23 +52,26 @@ class SystemPredictor:
         """Predict a system with its plan, the best one, or the fixed one in `held`. Raises InputError."""
         asked = _placed(system)
         if isinstance(asked, ServingRequest):
+            assert isinstance(system.knobs, ServingKnobs)
             from perfmodel.cost.serving.simulated import predict_served
             from perfmodel.verbs.serving.predict import serve_asked
             from perfmodel.verbs.serving.search import search_asked
             from perfmodel.verbs.serving.setting import serving_setting
 
+            service = Service(request=asked, knobs=system.knobs)
             if isinstance(held, ServingPlan):
-                service = serving_setting(asked)
-                return predict_served(service.estimator, service.job, held.layout)
+                service_setting = serving_setting(service)
+                return predict_served(service_setting.estimator, service_setting.job, held.layout)
             if not self.is_searched:
-                return serve_asked(asked)[1]
+                return serve_asked(service)[1]
             objective = "throughput" if self.metric == "throughput" else "latency"
-            return search_asked(asked, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
+            return search_asked(service, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
         from perfmodel.verbs.overrides import overridden
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.searching import search_in
         from perfmodel.verbs.setting import plan_in, predict_in
 
+        assert isinstance(system.knobs, Knobs)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
         setting = setting_of_request(asked)
         if isinstance(held, Plan):
@@ -85,18 +92,20 @@ class SystemPredictor:
         from perfmodel.verbs.requests import predict_cases, setting_of_request
         from perfmodel.verbs.setting import annotated, constants_of, plan_in
 
+        knobs = systems[0].knobs
+        assert isinstance(knobs, Knobs)
         if any(system.asked != systems[0].asked for system in systems):
             smallest = min((system.cluster for system in systems), key=lambda cluster: cluster.num_chips)
             cases = []
             for system in systems:
                 asked = _placed(replace(system, model=systems[0].model))
                 assert isinstance(asked, Request)
-                cases.append((replace(asked, cluster=smallest), systems[0].knobs))
+                cases.append((replace(asked, cluster=smallest), knobs))
             return [outcome if isinstance(outcome, InputError) else outcome.prediction for outcome in predict_cases(cases)]
         asked = _placed(systems[0])
         assert isinstance(asked, Request)
         setting = setting_of_request(asked)
-        plan = plan_in(setting, systems[0].knobs)
+        plan = plan_in(setting, knobs)
         calibration, profile = constants_of(setting.cluster, asked.calibration, asked.profile, asked.settings)
         rates = [system.cluster.chip.peak_flop_rate for system in systems]
         if calibration.provenance is Provenance.PRIOR and any(chip_rates != rates[0] for chip_rates in rates):
@@ -111,7 +120,7 @@ class SystemPredictor:
         return prediction.step_time if isinstance(prediction, Prediction) else METRICS[self.metric](prediction)
 
 
-def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
+def system_of(asked: Request, knobs: Knobs, served: Service) -> System:
     """Return the system that a request describes: a service if there are lengths of prompts and answers, else training.
 
     Raises InputError.
@@ -119,23 +128,19 @@ def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
     from perfmodel.verbs.requests import make_requests, setting_of_request
     from perfmodel.verbs.serving.setting import serving_setting
 
-    if served.input_len is None and served.output_len is None:
-        for name in words_of(ServingRequest):
-            if name in SERVED.split() and getattr(served, name) is not None:
-                raise bad_field(name, getattr(served, name), "is of a service", "give input_len and output_len too, or leave it out")
+    if served.request.input_len is None and served.request.output_len is None:
+        for name, value in served.given().items():
+            raise bad_field(name, value, "is of a service", "give input_len and output_len too, or leave it out")
         requests = make_requests(asked)
         if len(requests) > 1:
             raise InputError("explore: takes one value of everything but its axes; name the others with vary")
         setting = setting_of_request(requests[0])
-        request: Request | ServingRequest = requests[0]
-        cluster, model = setting.cluster, setting.job.transformer
-    else:
-        shared = {name: getattr(asked, name) for name in ("model", "cluster", "chips", "calibration")}
-        degrees = {name: getattr(knobs, name) for name in ("tp", "pp", "ep")}
-        request = replace(served, **shared, **degrees)
-        setting_found = serving_setting(request)
-        cluster, model = setting_found.estimator.cluster, setting_found.job.model
-    return System(asked=request, knobs=knobs, cluster=cluster, model=model, spec=spec_of(asked.cluster))
+        spec = spec_of(asked.cluster)
+        return System(asked=requests[0], knobs=knobs, cluster=setting.cluster, model=setting.job.transformer, spec=spec)
+    shared = {name: getattr(asked, name) for name in ("model", "cluster", "chips", "calibration")}
+    service = served.having({**shared, **{name: getattr(knobs, name) for name in ("tp", "pp", "ep")}})
+    of = serving_setting(service)
+    return System(asked=service.request, knobs=service.knobs, cluster=of.estimator.cluster, model=of.job.model, spec=spec_of(asked.cluster))
 
 
 def _placed(system: System) -> Request | ServingRequest:

@@ -30,6 +30,10 @@ class Lengths:
         if self.least > self.most:
             raise bad_field("lengths", f"{self.least}:{self.most}", "the first must not exceed the second", "exchange them")
 
+    def __str__(self) -> str:
+        """Return the text that `lengths_of` reads: 1024 or 800:1024."""
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
     @property
     def mean(self) -> float:
         return 0.5 * (self.least + self.most)

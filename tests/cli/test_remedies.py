@@ -5,7 +5,7 @@ import json
 import pytest
 
 import perfmodel
-from perfmodel.report.advice import flags_text
+from perfmodel.parallel.framework_ref import flags_text
 
 LLAMA = "--model llama-3-70b --cluster dgx-h100 --chips 64 --gbs 512 --seq 8k"
 

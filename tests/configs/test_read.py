@@ -11,8 +11,7 @@ from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.framework_ref import SETTING_NAMES
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Request, Service
 from perfmodel.verbs.configs import is_config, served_from, start_from
 
 CASES = Path(__file__).parents[1] / "golden" / "configs"
@@ -93,12 +92,13 @@ def test_a_configuration_is_a_plan_on_a_cluster(folder):
 @pytest.mark.parametrize("folder", SERVING, ids=name_of)
 def test_a_launch_line_is_a_serving_request(folder):
     wanted = expected(folder)
-    request, _ = served_from(launched(folder), ServingRequest())
+    service, _ = served_from(launched(folder), Service())
+    request, knobs = service.request, service.knobs
     assert request.chips == wanted["num_chips"]
-    assert (request.tp, request.pp, request.attention_dp) == tuple(wanted["serve"][name] for name in ("tp", "pp", "attention_dp"))
-    assert (request.ep or 1) == (wanted["serve"]["moe_ep"] or 1)
-    assert request.max_batch == wanted["serve"]["max_num_seqs"]
-    assert request.max_tokens == wanted["serve"]["max_num_batched_tokens"]
+    assert (knobs.tp, knobs.pp, knobs.attention_dp) == tuple(wanted["serve"][name] for name in ("tp", "pp", "attention_dp"))
+    assert (knobs.ep or 1) == (wanted["serve"]["moe_ep"] or 1)
+    assert knobs.max_batch == wanted["serve"]["max_num_seqs"]
+    assert knobs.max_tokens == wanted["serve"]["max_num_batched_tokens"]
     assert (request.kv_precision or "bf16") == wanted["serve"]["kv_precision"]
 
 
@@ -302,7 +302,7 @@ def test_a_server_is_not_trained_and_a_trainer_does_not_serve():
     with pytest.raises(InputError, match="give it to `perfmodel serve`"):
         start_from(launched(SERVING[0]), Request(cluster="dgx-h100"))
     with pytest.raises(InputError, match="give it to `perfmodel predict`"):
-        served_from(launched(TRAINING[0]), ServingRequest())
+        served_from(launched(TRAINING[0]), Service())
 
 
 @pytest.mark.parametrize(
@@ -322,4 +322,4 @@ def test_a_table_lists_what_its_configuration_can_set(name, fact, value, can):
 
 def test_a_model_in_place_of_a_launch_line_is_named_as_such():
     with pytest.raises(InputError, match=r"^llama-3-70b: is a model; give it as --model llama-3-70b$"):
-        served_from("llama-3-70b", ServingRequest())
+        served_from("llama-3-70b", Service())

@@ -16,6 +16,7 @@ CONSTANTS = {
     "foundation/resources.py: resource_dir": "shipped folder by name",
     "foundation/schema.py: model_of": "model of the files of a class",
     "foundation/words.py: _words_of": "words of a class",
+    "foundation/words.py: parts_of": "parts of a class",
     "frameworks/releases.py: load_releases": "shipped recipes by framework",
     "frameworks/schemas.py: profile_model": "model of the files of a class",
     "frameworks/shipped.py: with_bases": "shipped frameworks by name",

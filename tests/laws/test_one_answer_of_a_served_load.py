@@ -8,9 +8,8 @@ import pytest
 
 from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
-from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import serving_layout
-from perfmodel.verbs.serving.setting import serving_setting
+from perfmodel.parallel.request import Service
+from perfmodel.verbs.serving.setting import serving_layout, serving_setting
 from tests.marks import mostly_nightly
 
 PLANS = (
@@ -40,18 +39,19 @@ def answers(number, seed, kind="aggregated", at_rate=False):
         model, cluster, plan = plans[random.integers(len(plans))]
         prompt, answer = int(2 ** random.uniform(6, 12.5)), int(2 ** random.uniform(4, 11))
         least = random.choice([0.3, 0.8, 1.0])
-        asked = ServingRequest(
-            model=model,
-            cluster=cluster,
-            engine=str(random.choice(["vllm", "sglang", "tensorrt-llm"])),
-            input_len=f"{max(int(least * prompt), 1)}:{prompt}",
-            output_len=f"{max(int(least * answer), 1)}:{answer}",
-            concurrency=None if at_rate else int(2 ** random.uniform(0, 8.5)),
+        words = {
+            "model": model,
+            "cluster": cluster,
+            "engine": str(random.choice(["vllm", "sglang", "tensorrt-llm"])),
+            "input_len": f"{max(int(least * prompt), 1)}:{prompt}",
+            "output_len": f"{max(int(least * answer), 1)}:{answer}",
+            "concurrency": None if at_rate else int(2 ** random.uniform(0, 8.5)),
             **plan,
-        )
-        setting = serving_setting(asked)
+        }
+        service = Service().having(words)
+        setting = serving_setting(service)
         of, job = setting.estimator, setting.job
-        chosen, _ = serving_layout(setting, asked)
+        chosen, _ = serving_layout(setting, service.knobs)
         if at_rate:
             job = replace(job, rate=random.uniform(0.03, 0.95) * predict_layout(of, job, chosen).requests_per_second or None)
         printed = predict_served(of, job, chosen)

@@ -78,6 +78,6 @@ def test_every_layout_is_there_once(model, chips, engine):
 
 
 def test_plans_are_layouts_times_tokens_times_loads():
-    space = ServingSpace(batches=(1, 4, 16), max_tokens=(2048,), fixed={"pp": 1}, maximum={"max_batch": 64})
+    space = ServingSpace(batches=(1, 4, 16, 64), max_tokens=(2048,), fixed={"pp": 1})
     result = searched(serving_job(concurrency=1000), space=space)
     assert result.num_evaluated == 4 * 2 * len((0, 1, 4, 16, 64))

@@ -7,10 +7,9 @@ import yaml
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import given_words
 from perfmodel.parallel.plan_file import is_serving_plan, read_plan, read_serving_plan, serving_plan_to_dict, write_plan
-from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import with_plan
+from perfmodel.parallel.request import Service
+from perfmodel.verbs.overrides import with_plan
 
 LOAD = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 4, "input_len": 512, "output_len": "64:128"}
 SERVICES = {
@@ -35,17 +34,18 @@ def test_a_saved_plan_is_predicted_as_before(name, tmp_path):
 
 
 def test_given_words_replace_those_of_the_plan():
-    plan = ServingRequest(model="llama-3-8b", chips=8, concurrency=16, tp=2, replicas=4, quantization="fp8", max_batch=64)
+    words = {"model": "llama-3-8b", "chips": 8, "concurrency": 16, "quantization": "fp8", "tp": 2, "replicas": 4, "max_batch": 64}
+    plan = Service().having(words)
 
     def kept(*, is_searched=False, **given):
-        return given_words(with_plan(ServingRequest(**given), plan, is_searched=is_searched))
+        return with_plan(Service().having(given), plan, is_searched=is_searched).given()
 
-    assert kept() == given_words(plan)
-    assert kept(rate=2.0) == given_words(replace(plan, concurrency=None, rate=2.0))
-    assert kept(tp=4) == given_words(replace(plan, tp=4, replicas=None))
-    assert kept(chips=16) == given_words(replace(plan, chips=16, replicas=None))
-    assert kept(workers="1x4:1x4") == given_words(replace(plan, tp=None, replicas=None, workers="1x4:1x4"))
-    assert kept(model="gpt2") == given_words(replace(plan, model="gpt2", quantization=None))
+    assert kept() == words
+    assert kept(rate=2.0) == plan.having({"concurrency": None, "rate": 2.0}).given()
+    assert kept(tp=4) == plan.having({"tp": 4, "replicas": None}).given()
+    assert kept(chips=16) == plan.having({"chips": 16, "replicas": None}).given()
+    assert kept(workers="1x4:1x4") == plan.having({"tp": None, "replicas": None, "workers": "1x4:1x4"}).given()
+    assert kept(model="gpt2") == plan.having({"model": "gpt2", "quantization": None}).given()
     assert kept(is_searched=True) == {"model": "llama-3-8b", "chips": 8, "concurrency": 16, "quantization": "fp8"}
 
 

@@ -6,15 +6,16 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Request, Service
 from perfmodel.verbs.axes import axes_of, changed, hardware_axes, read_axis
 from perfmodel.verbs.system_times import system_of
 
 TRAINING = Request(model="llama-3-8b", cluster="dgx-h100", chips=8, global_batch=64, seq_len=4096)
-SYSTEM = system_of(TRAINING, Knobs(tp=2), ServingRequest())
-MADE = system_of(replace(TRAINING, cluster="a100-spec"), Knobs(), ServingRequest())
-SERVICE = system_of(Request(model="llama-3-8b", cluster="dgx-h100", chips=1), Knobs(tp=1), ServingRequest(input_len=512, output_len=128))
+SYSTEM = system_of(TRAINING, Knobs(tp=2), Service())
+MADE = system_of(replace(TRAINING, cluster="a100-spec"), Knobs(), Service())
+SERVICE = system_of(
+    Request(model="llama-3-8b", cluster="dgx-h100", chips=1), Knobs(tp=1), Service().having({"input_len": 512, "output_len": 128})
+)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_every_axis_can_be_read():
     ],
 )
 def test_an_axis_of_a_mixed_cluster_changes_the_pools_of_its_kind_alone(cluster, kinds):
-    system = system_of(replace(TRAINING, cluster=cluster, chips=None, global_batch=48), Knobs(), ServingRequest())
+    system = system_of(replace(TRAINING, cluster=cluster, chips=None, global_batch=48), Knobs(), Service())
     axes = hardware_axes(system)
     assert {name.split(".")[1] for name in axes} == set(kinds)
     for name, field in axes.items():
@@ -88,7 +89,7 @@ def test_an_axis_of_a_mixed_cluster_changes_the_pools_of_its_kind_alone(cluster,
 
 
 def test_an_axis_of_a_mixed_cluster_takes_any_beginning_of_the_chips_name():
-    system = system_of(replace(TRAINING, cluster="8@dgx-h100+8@dgx-a100", chips=None), Knobs(), ServingRequest())
+    system = system_of(replace(TRAINING, cluster="8@dgx-h100+8@dgx-a100", chips=None), Knobs(), Service())
     for name in ("h100", "h100-sxm", "h100-sxm-80gb"):
         axis = read_axis(f"chip.{name}.memory.bandwidth=x1,x2", system)
         assert (axis.name, axis.values) == ("chip.h100.memory.bandwidth", (3.35e12, 6.7e12))

@@ -8,8 +8,7 @@ import perfmodel
 from perfmodel.foundation.columns import as_columns
 from perfmodel.hardware.fabric import Link
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.request import Request
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Request, Service
 from perfmodel.verbs import system_times as verb
 from perfmodel.verbs.axes import changed, hardware_axes, read_axis
 
@@ -32,7 +31,7 @@ CASES = {
 
 
 def system_for(asked, knobs):
-    return verb.system_of(Request(**asked), Knobs(**knobs), ServingRequest())
+    return verb.system_of(Request(**asked), Knobs(**knobs), Service())
 
 
 @pytest.mark.parametrize("case", CASES)

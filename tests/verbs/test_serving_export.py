@@ -8,7 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.configs.write import load_launchers
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Service
 from perfmodel.report.serving import serving_object
 from perfmodel.verbs.configs import served_from
 from perfmodel.verbs.exporting import export_service, is_service, write_export
@@ -52,12 +52,12 @@ def test_scripts_are_read_back_as_the_same_plan(served, name, engine, tmp_path):
     pools = prediction.plan.pools
     plans = {"": prediction.plan.layout} if pools is None else {".prefill": pools.prefill, ".decode": pools.decode}
     for ending, plan in plans.items():
-        again, _ = served_from(tmp_path / f"serve{ending}.sh", ServingRequest())
+        again, _ = served_from(tmp_path / f"serve{ending}.sh", Service())
         for degree in ("tp", "pp", "attention_dp", "ep"):
-            assert (getattr(again, degree) or 1) == getattr(plan, degree), degree
-        assert again.max_batch == plan.max_batch or not plan.max_batch
-        assert again.max_tokens == plan.max_tokens or not plan.max_tokens
-        assert str(again.kv_precision or "bf16") == str(prediction.job.kv_precision)
+            assert (getattr(again.knobs, degree) or 1) == getattr(plan, degree), degree
+        assert again.knobs.max_batch == plan.max_batch or not plan.max_batch
+        assert again.knobs.max_tokens == plan.max_tokens or not plan.max_tokens
+        assert str(again.request.kv_precision or "bf16") == str(prediction.job.kv_precision)
 
 
 @pytest.mark.parametrize("to", MANIFESTS)

@@ -19,6 +19,8 @@ _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode wor
 SERVING_KIND = "serving"
 """Value of `kind` in the file of a serving plan."""
 DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
+COLUMNS = (*DEGREES, "replicas", "max_batch", "max_tokens")
+"""Fields of a layout, in files, spaces and tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class ServingLayout:
     max_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas"):
+        for name in (*DEGREES, "replicas"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise bad_field(name, value, "must be a whole number of at least 1", "use 1 to leave it out")
@@ -229,8 +231,6 @@ class ServingPlan:
 
 
 Whole = NDArray[np.int64]
-
-COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.foundation.bisection import first_index
 from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, bad_field
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.frameworks.engine import Engine
@@ -191,7 +192,7 @@ class _Search:
         if not self.evaluator.is_load_searched:
             if "max_batch" in self.space.fixed:
                 return tried
-            if self.evaluator.job.rate is not None and "max_batch" not in self.space.maximum:
+            if self.evaluator.job.rate is not None:
                 return (0,)  # a bound below the running sequences saturates a plan, and one above changes only the wait
             return (0, *tried)
         if "max_batch" in self.space.fixed:
@@ -322,7 +323,7 @@ class _Search:
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
         """Return the baselines in the first format, with the engine's own limits."""
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
-        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
+        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}), top=1)
         baselines = []
 
         def fits(layout: ServingColumns) -> bool:
@@ -432,10 +433,9 @@ def find_fewest_chips(
     space: ServingSpace | None = None,
     limits: ServingLimits | None = None,
     objective: ServingObjective = ServingObjective.THROUGHPUT,
-    top: int = 10,
     price_per_hour: float | None = None,
-) -> ServingSearchResult:
-    """Search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
+) -> int:
+    """Return the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
 
     Parts are powers of two. More chips never hold less (added replicas take requests from the others), so the numbers are bisected.
     Raises InputError if the job has no load, or if not even `most_chips` (0: all that are possible on the cluster) hold it.
@@ -445,35 +445,29 @@ def find_fewest_chips(
     most, node = most_chips or cluster.max_chips, cluster.chips_per_node
     parts = [2**power for power in range(node.bit_length()) if 2**power < node]
     counts = [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]
+    errors: list[InputError] = []
 
-    def on(chips: int, shown: int = 1) -> ServingSearchResult:
-        return find_serving_plans(
-            job,
-            cluster.with_chips(chips),
-            calibration,
-            engine,
-            space=space,
-            limits=limits,
-            objective=objective,
-            top=shown,
-            price_per_hour=price_per_hour,
-            names_pools=False,
-            with_baselines=False,
-        )
+    def holds(index: int) -> bool:
+        try:
+            find_serving_plans(
+                job,
+                cluster.with_chips(counts[index]),
+                calibration,
+                engine,
+                space=space,
+                limits=limits,
+                objective=objective,
+                top=1,
+                price_per_hour=price_per_hour,
+                names_pools=False,
+                with_baselines=False,
+            )
+        except InputError as error:
+            errors.append(error)
+            return False
+        return True
 
-    low, high, step = 0, 0, 1
-    result: ServingSearchResult | None = None
-    while result is None:  # in growing steps, as most services are small
-        try:
-            result = on(counts[high])
-        except InputError:
-            if high == len(counts) - 1:
-                raise
-            low, high, step = high + 1, min(high + step, len(counts) - 1), 2 * step
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            result, high = on(counts[middle]), middle
-        except InputError:
-            low = middle + 1
-    return result if top == 1 else on(counts[high], top)
+    index = first_index(len(counts), holds)
+    if index is None:
+        raise errors[-1]
+    return counts[index]

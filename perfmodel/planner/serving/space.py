@@ -26,7 +26,6 @@ from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
-KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 #: Knobs that define a layout.
 _DEGREES = ("tp", "pcp", "pp", "attention_dp", "ep", "dcp")
 
@@ -43,22 +42,20 @@ class ServingSpace:
     """Part of the space that is searched.
 
     fixed       knob -> its only value
-    maximum     knob -> its largest value
     formats     of weights and cache; empty: those of the job
     batches     sequences of an attention rank at once
     max_tokens  tokens of a step, in addition to the engine's default
     """
 
     fixed: Mapping[str, int] = field(default_factory=dict)
-    maximum: Mapping[str, int] = field(default_factory=dict)
     formats: tuple[Format, ...] = ()
     batches: tuple[int, ...] = BATCHES
     max_tokens: tuple[int, ...] = STEP_TOKENS
 
     def __post_init__(self) -> None:
-        for knob, value in (*self.fixed.items(), *self.maximum.items()):
-            if knob not in KNOBS:
-                raise InputError(f"knob={knob}: not in the space of serving plans{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+        for knob, value in self.fixed.items():
+            if knob not in COLUMNS:
+                raise InputError(f"knob={knob}: not in the space of serving plans{suggest(knob, COLUMNS)}; use {', '.join(COLUMNS)}")
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise bad_field(knob, value, "must be a whole number of at least 1", "leave it out where it is searched")
         for name in ("batches", "max_tokens"):
@@ -66,7 +63,7 @@ class ServingSpace:
                 raise bad_field(name, getattr(self, name), "must be whole numbers of at least 1", "leave it out for the usual ones")
 
     def admits(self, knob: str, value: int) -> bool:
-        return self.fixed.get(knob, value) == value and value <= self.maximum.get(knob, value)
+        return self.fixed.get(knob, value) == value
 
     def without(self, knob: str) -> ServingSpace:
         """Return the same space with this knob free."""
@@ -77,16 +74,13 @@ class ServingSpace:
         if "max_tokens" in self.fixed:
             return (self.fixed["max_tokens"],)
         others = [tokens for tokens in self.max_tokens if tokens != engine.scheduling.max_tokens] if engine.scheduling.has_chunks else []
-        most = self.maximum.get("max_tokens")
-        if most is None:
-            return (0, *others)
-        return tuple([0] if engine.scheduling.max_tokens <= most else []) + tuple(tokens for tokens in others if tokens <= most) or (most,)
+        return (0, *others)
 
     def batches_tried(self, engine: Engine) -> tuple[int, ...]:
         """Return the sequences of an attention rank that are tried, up to the engine's largest number."""
         if "max_batch" in self.fixed:
             return (self.fixed["max_batch"],)
-        most = min(self.maximum.get("max_batch", engine.scheduling.max_batch), engine.scheduling.max_batch)
+        most = engine.scheduling.max_batch
         return tuple(sorted({batch for batch in self.batches if batch < most} | {most}))
 
 
@@ -130,7 +124,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         fault = next(layout_faults(model, engine, **knobs), None)
         tp, pcp, pp, dp, _, _ = sizes
         replicas = replicas_that_fit(tp * pcp * pp * dp, cluster)
-        replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
+        replicas = min(space.fixed.get("replicas", replicas), replicas)
         if fault is not None:
             left_out[fault.reason] += 1
         elif replicas < 1 or not space.admits("replicas", replicas):

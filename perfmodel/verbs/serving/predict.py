@@ -8,20 +8,20 @@ print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import check_name, read_integer
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.values import check_name, read_integer, several
+from perfmodel.foundation.words import Words, combinations, takes
+from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, TokenCosts
-from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving.plan import serving_layout, with_plan
-from perfmodel.verbs.serving.remedies import find_remedies
-from perfmodel.verbs.serving.setting import ServingSetting, serving_setting
+from perfmodel.verbs.overrides import with_plan
+from perfmodel.verbs.serving.setting import ServingSetting, serving_layout, serving_setting
 from perfmodel.verbs.setting import Name
 from perfmodel.workload.models import hub_id_of
 
@@ -30,52 +30,63 @@ if TYPE_CHECKING:
     from perfmodel.planner.serving.launch import LaunchLine
 
 
-@takes(asked=Words(ServingRequest, needed="model input_len output_len"))
-def serve(*, asked: ServingRequest) -> ServingPrediction:
+Answer = TypeVar("Answer")
+
+LISTED = ("cluster", "chips", "tp", "concurrency", "rate")
+"""Fields that accept several values, the last varying fastest."""
+MOST_REQUESTS = 1000
+_THOUSANDS = re.compile(r"[1-9]\d{0,2},0\d\d", re.ASCII)
+_WITH_CHIPS = Words(Service, needed="model cluster chips input_len output_len")
+
+
+@takes(service=Words(Service, needed="model input_len output_len"))
+def serve(*, service: Service) -> ServingPrediction:
     """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
     Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
     the largest number of requests that fits runs concurrently.
     """
-    return serve_asked(asked)[1]
+    return serve_asked(service)[1]
 
 
-@takes(asked=ServingRequest)
-def serve_plan(plan: ServingPlan | Name, *, asked: ServingRequest) -> ServingPrediction:
+@takes(service=Service)
+def serve_plan(plan: ServingPlan | Name, *, service: Service) -> ServingPrediction:
     """Predict the plan of a service, or that of its file, as `serve` does.
 
     Given fields replace those of the plan: another load the whole load, other workers or chips its degrees or replicas.
     """
-    return serve_asked(with_plan(asked, held_request(plan)))[1]
+    return serve_asked(with_plan(service, service_of(plan)))[1]
 
 
-def held_request(plan: ServingPlan | Name) -> ServingRequest:
-    """Return the request that reproduces a plan, or the plan of a file."""
-    from perfmodel.parallel.plan_file import read_serving_plan, serving_plan_to_dict, serving_request_of
+def service_of(plan: ServingPlan | Name) -> Service:
+    """Return the service that reproduces a plan, or the plan of a file."""
+    from perfmodel.parallel.plan_file import read_serving_plan, service_from_dict, serving_plan_to_dict
 
     check_name(plan, "plan", ServingPlan, "see `perfmodel serve --save`")
-    return serving_request_of(serving_plan_to_dict(plan)) if isinstance(plan, ServingPlan) else read_serving_plan(plan)
+    return service_from_dict(serving_plan_to_dict(plan)) if isinstance(plan, ServingPlan) else read_serving_plan(plan)
 
 
-def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
+def serve_asked(service: Service) -> tuple[ServingSetting, ServingPrediction]:
     """Return the result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
-    setting, prediction = _served(asked)
+    setting, prediction = _served(service)
     if prediction.fits:
         return setting, prediction
+    from perfmodel.planner.remedies import remedies_of_service
+
     of = setting.estimator
-    remedies = find_remedies(
-        asked, prediction, engine=of.engine, cluster=of.cluster, predict=lambda changed: _served(changed, simulates=False)[1]
+    remedies = remedies_of_service(
+        service, prediction, engine=of.engine, cluster=of.cluster, predict=lambda changed: _served(changed, simulates=False)[1]
     )
     return setting, replace(prediction, remedies=remedies)
 
 
-def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
-    """Return the prediction of a request with its setting. simulates: whether its times are those of a simulation."""
+def _served(service: Service, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
+    """Return the prediction of a service with its setting. simulates: whether its times are those of a simulation."""
     from perfmodel.cost.serving.pools import predict_layout
     from perfmodel.cost.serving.simulated import predict_served
 
-    setting = serving_setting(asked)
-    layout, notes = serving_layout(setting, asked)
+    setting = serving_setting(service)
+    layout, notes = serving_layout(setting, service.knobs)
     prediction = (predict_served if simulates else predict_layout)(setting.estimator, setting.job, layout)
     return setting, replace(priced(setting, prediction), notes=(*prediction.notes, *setting.notes, *notes))
 
@@ -146,15 +157,15 @@ def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[L
         return ()
 
 
-@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
-def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
+@takes(service=_WITH_CHIPS)
+def serve_operators(*, service: Service) -> list[OperatorRow]:
     """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
-    return operators_asked(asked)[2]
+    return operators_asked(service)[2]
 
 
-def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
+def operators_asked(service: Service) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
     """Return the plan with every operator of a decode step and of a prefill: shape, work, time and bottleneck."""
-    setting, prediction = serve_asked(asked)
+    setting, prediction = serve_asked(service)
     if prediction.plan.pools is not None:
         raise bad_field("workers", prediction.plan.label(), "--operators is of workers that do both", "leave one of them out")
     return setting, prediction, operators_of(setting, prediction)
@@ -172,3 +183,64 @@ def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.load.running, 1.0), cached=job.mean_context)
     rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
     return rows
+
+
+# --- Several services ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRequest:
+    """One request of several.
+
+    asked       fields with several values
+    prediction  None if it cannot be predicted; reason: why not
+    """
+
+    asked: Mapping[str, Any]
+    prediction: ServingPrediction | None
+    reason: str = ""
+
+
+@takes(service=_WITH_CHIPS)
+def serve_several(*, service: Service) -> list[AnsweredRequest]:
+    """`serve` for every combination of several clusters, chips, tp, and concurrencies or rates (lists, or texts such as `16,64`)."""
+    return served_several(services_in(service))
+
+
+def services_in(service: Service) -> list[Service]:
+    """Return every combination of the values. Raises InputError."""
+    values: dict[str, list[Any]] = {}
+    for name in LISTED:
+        given = service.given().get(name)
+        if isinstance(given, str) and name != "cluster" and _THOUSANDS.search(given):
+            raise bad_field(name, given, "is a list of two numbers", f"write {given.replace(',', '')} for one number")
+        values[name] = list(dict.fromkeys(several(given))) or [None]
+    number = math.prod(map(len, values.values()))
+    if number > MOST_REQUESTS:
+        rule = f"make {number:,} combinations, and {MOST_REQUESTS:,} is the most"
+        raise InputError(f"{', '.join(name for name in LISTED if len(values[name]) > 1)}: {rule}; give fewer values")
+    return [service.having(chosen) for chosen in combinations(values)]
+
+
+def served_several(services: list[Service]) -> list[AnsweredRequest]:
+    """Predict each service; those that cannot be predicted have a reason. Raises the first reason if none can be predicted."""
+    answers = answered_each(services, lambda service: serve_asked(service)[1])
+    return [AnsweredRequest(asked=asked, prediction=prediction, reason=reason) for asked, prediction, reason in answers]
+
+
+def answered_each(services: list[Service], answer: Callable[[Service], Answer]) -> list[tuple[dict[str, Any], Answer | None, str]]:
+    """Return (varied words, answer or None, reason of the failure) of each service. Raises the first reason if all fail."""
+    words = [service.given() for service in services]
+    varied = [name for name in LISTED if len({str(given.get(name)) for given in words}) > 1]
+    answers: list[tuple[dict[str, Any], Answer | None, str]] = []
+    errors: list[InputError] = []
+    for service, given in zip(services, words, strict=True):
+        asked = {name: given.get(name) for name in varied}
+        try:
+            answers.append((asked, answer(service), ""))
+        except InputError as error:
+            errors.append(error)
+            answers.append((asked, None, str(error)))
+    if len(errors) == len(answers):
+        raise errors[0]
+    return answers

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import read_integer
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.words import Words, read_words, takes
 from perfmodel.frameworks.engine_formats import format_on, require_format
-from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.request import Service
+from perfmodel.parallel.serving.plan import COLUMNS
 from perfmodel.verbs.serving.predict import limits_of, priced, serve_asked
-from perfmodel.verbs.serving.remedies import MOST_REMEDIES, narrower_formats
-from perfmodel.verbs.serving.setting import ServingSetting, read_given, serving_setting
+from perfmodel.verbs.serving.setting import ServingSetting, serving_setting
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import ServingJob
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from perfmodel.planner.serving.space import Format, ServingSpace
 
 
-@takes(asked=Words(ServingRequest, needed="model cluster input_len output_len"))
+@takes(service=Words(Service, needed="model cluster input_len output_len"))
 def find_serving(
     *,
-    asked: ServingRequest,
+    service: Service,
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     request_latency: float | str | None = None,
@@ -49,7 +49,7 @@ def find_serving(
     search uses the fewest chips that sustain it.
     """
     return search_asked(
-        asked,
+        service,
         limits={"ttft": ttft, "tpot": tpot, "request_latency": request_latency},
         p99=p99,
         limit_headroom=limit_headroom,
@@ -61,7 +61,7 @@ def find_serving(
 
 
 def search_asked(
-    asked: ServingRequest,
+    service: Service,
     *,
     limits: Mapping[str, Any],
     p99: bool,
@@ -75,33 +75,33 @@ def search_asked(
     from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import NothingFoundError, find_fewest_chips, find_serving_plans
-    from perfmodel.planner.serving.space import KNOBS, ServingSpace
+    from perfmodel.planner.serving.space import ServingSpace
 
-    if asked.workers is not None:
-        raise bad_field("workers", asked.workers, "is what a search finds", "leave it out and give --disaggregated")
+    asked, knobs = service.request, service.knobs
+    if knobs.workers is not None:
+        raise bad_field("workers", knobs.workers, "is what a search finds", "leave it out and give --disaggregated")
     is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
-    setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
+    setting = serving_setting(service.having({"chips": 1}) if is_sized else service)
     setting, formats = _formats_allowed(setting, several(quantizations))
     headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
     arguments: dict[str, Any] = {
-        "space": ServingSpace(fixed=read_given(asked, *KNOBS), formats=formats),
+        "space": ServingSpace(fixed=read_words(knobs, *COLUMNS), formats=formats),
         "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
-        "top": read_integer(top, "top"),
         "price_per_hour": setting.price,
     }
-    of = setting.estimator
+    top, of = read_integer(top, "top"), setting.estimator
     if is_sized:
-        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **arguments | {"top": 1}).num_chips
-        setting, _ = _formats_allowed(serving_setting(replace(asked, chips=chips)), several(quantizations))
+        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **arguments)
+        setting, _ = _formats_allowed(serving_setting(service.having({"chips": chips})), several(quantizations))
         note = f"chips: not given; {chips:,} are the fewest that hold the load"
         setting = replace(setting, notes=(*setting.notes, note))
     try:
         search = find_serving_plans(
-            setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, with_pools=disaggregated
+            setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, top=top, with_pools=disaggregated
         )
     except NothingFoundError as error:
-        would = _changes_that_fit(setting, asked, formats) if not error.fits else _changes_within_limits(setting, arguments, error)
+        would = _changes_that_fit(setting, service, formats) if not error.fits else _changes_within_limits(setting, arguments, error)
         raise (NothingFoundError(f"{error.summary}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
 
     def all_priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
@@ -111,23 +111,27 @@ def search_asked(
     return setting, replace(search, plans=all_priced(search.plans), disaggregated=all_priced(search.disaggregated), baselines=baselines)
 
 
-def _changes_that_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
+def _changes_that_fit(setting: ServingSetting, service: Service, formats: Sequence[Format]) -> str:
     """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
-    from perfmodel.report.serving import remedy_text
+    from perfmodel.parallel.framework_ref import flags_text
 
     narrowest = min((quantization for quantization, _ in formats), key=lambda quantization: quantization.weight_bytes, default=None)
-    plan = replace(asked, chips=setting.num_chips, quantization=narrowest.name if narrowest else asked.quantization)
+    narrowed = {"quantization": narrowest.name} if narrowest else {}
     try:
-        remedies = serve_asked(plan)[1].remedies
+        remedies = serve_asked(service.having({"chips": setting.num_chips, **narrowed}))[1].remedies
     except InputError:
         remedies = ()
     renamed = {"quantization": "allow"} if formats else {}
-    changes = [{name: value for name, value in change.items() if name != "tp" or asked.tp is not None} for change in remedies]
-    return " or ".join(remedy_text(change, renamed) for change in changes)
+    changes = (
+        {renamed.get(name, name): value for name, value in change.items() if name != "tp" or service.knobs.tp is not None}
+        for change in remedies
+    )
+    return " or ".join(map(flags_text, changes))
 
 
 def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any], error: NothingFoundError) -> str:
     """Return the smallest changes with which the same search finds a plan within limits and load, as flags; empty if there are none."""
+    from perfmodel.planner.remedies import MOST, narrower_formats
     from perfmodel.planner.serving.search import find_serving_plans
 
     of, job, space = setting.estimator, setting.job, arguments["space"]
@@ -164,7 +168,7 @@ def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any]
         (f"--rate {job.rate / times:g}" for times in (2, 4, 8) if job.rate if is_found(replace(job, rate=job.rate / times), chips, space)),
     ]
     changes = [*error.remedies, *(change for kind in kinds for change in islice(kind, 1))]
-    return " or ".join(changes[:MOST_REMEDIES])
+    return " or ".join(changes[:MOST])
 
 
 def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[ServingSetting, tuple[Format, ...]]:

@@ -8,10 +8,10 @@ LLAMA = dict(model="llama-3-8b", cluster="dgx-h100", input_len="1k", output_len=
 
 
 def simulated(**load):
-    from perfmodel.parallel.serving.request import ServingRequest
+    from perfmodel.parallel.request import Service
     from perfmodel.verbs.serving.predict import serve_asked, simulated_in
 
-    setting, prediction = serve_asked(ServingRequest(**{**LLAMA, **load}))
+    setting, prediction = serve_asked(Service().having({**LLAMA, **load}))
     return simulated_in(setting, prediction)
 
 
@@ -70,15 +70,15 @@ def test_requests_of_one_length_march_where_prompts_run_first_alone():
 
 def test_two_pools_of_one_repeated_prompt_activate_few_experts_in_a_simulation_too():
     from perfmodel.cost.serving.simulated import predict_served
-    from perfmodel.parallel.serving.request import ServingRequest
-    from perfmodel.verbs.serving.plan import serving_layout
-    from perfmodel.verbs.serving.setting import serving_setting
+    from perfmodel.parallel.request import Service
+    from perfmodel.verbs.serving.setting import serving_layout, serving_setting
 
     moe = dict(model="qwen3-30b-a3b", workers="1x2:1x2", chips=4, tp=None, concurrency=16, output_len=64)
-    asked = ServingRequest(**{**LLAMA, **moe})
-    setting = serving_setting(asked)
+    service = Service().having({**LLAMA, **moe})
+    setting = serving_setting(service)
     few, many = (
-        predict_served(setting.estimator, setting.job, serving_layout(setting, asked)[0], distinct_experts=number) for number in (8, 0)
+        predict_served(setting.estimator, setting.job, serving_layout(setting, service.knobs)[0], distinct_experts=number)
+        for number in (8, 0)
     )
     assert few.tpot.mean < 0.9 * many.tpot.mean
     assert few.ttft.mean < many.ttft.mean

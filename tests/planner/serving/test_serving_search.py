@@ -159,8 +159,8 @@ def test_dcp_is_every_divisor_of_the_copies_where_the_engine_cuts_them(model, en
     columns = layouts(load_model(model), cluster, load_engine(engine), ServingSpace()).columns
     assert set(columns.dcp[columns.tp == tp]) == degrees
     assert set(columns.dcp[columns.tp == 1]) == {1}
-    bounded = layouts(load_model(model), cluster, load_engine(engine), ServingSpace(maximum={"dcp": 2})).columns
-    assert set(bounded.dcp[bounded.tp == tp]) == degrees & {1, 2}
+    held = layouts(load_model(model), cluster, load_engine(engine), ServingSpace(fixed={"dcp": 2})).columns
+    assert set(held.dcp[held.tp == tp]) == degrees & {2}
 
 
 @pytest.mark.slow

@@ -2,10 +2,9 @@ import pytest
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.validation.serving.cases import plan_of_serving
+from perfmodel.validation.published_models import model_of_case
+from perfmodel.validation.serving.cases import engine_of, plan_of_serving
 from perfmodel.validation.serving.measured import is_serving, served_of
-from perfmodel.validation.serving.models import model_of_case
-from perfmodel.validation.serving.software import engine_of
 from tests.validation.serving.serving_cases import CASE, DEEPSEEK, LLAMA, changed
 
 
