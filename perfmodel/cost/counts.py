@@ -21,13 +21,11 @@ from perfmodel.cost.stages import inner_regions, rank_runs
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile, profile_events
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, zero_axes
-from perfmodel.parallel.algebra.sharding import TENSOR_AXES
-from perfmodel.parallel.algebra.traffic_classes import COMM
+from perfmodel.parallel.algebra.sharding import COMM, TENSOR_AXES
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.profile import ExecutionProfile, profile_events
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import is_one_end_unit, stored_rows, zero_axes

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.launches import kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
-from perfmodel.cost.memory.kept import kept_tensors
-from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms, kept_tensors
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
@@ -25,7 +24,7 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
-from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
+from perfmodel.parallel.algebra.sharding import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
 from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole, Work
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
-from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import user_calibrations_dir
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.mixed import check_equal_chips, joined_pools
+from perfmodel.hardware.cluster_text import check_equal_chips, joined_pools
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, TrainingJob
@@ -175,3 +175,16 @@ def user_folders() -> tuple[Path, ...]:
         return (user_calibrations_dir(),)
     except InputError:
         return ()
+
+
+def is_calibrated(machine: Machine) -> bool:
+    """Return whether the matrix multiplies, most of a step, were measured on this chip."""
+    return machine.basis.parts["matmul"].startswith(Provenance.CALIBRATED)
+
+
+def uncalibrated(machine: Machine) -> str:
+    """Return in words what the chip has instead of a full calibration of its own; empty if it has one."""
+    if is_calibrated(machine):
+        return ""
+    is_partial = machine.basis.parts["matmul"].startswith(Provenance.PARTIAL)
+    return f"a {Provenance.PARTIAL} only" if is_partial else "no calibration of its own"

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.context import AttentionBehaviour, attention_behaviours
+from perfmodel.cost.compute import AttentionBehaviour, attention_behaviours
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError

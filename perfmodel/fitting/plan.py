@@ -14,8 +14,8 @@ from perfmodel.fitting.fit import UserRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
-from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import chip_cluster, state_chip_cluster
 from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.plan import Plan

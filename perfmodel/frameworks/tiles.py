@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.loss_forms import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
+from perfmodel.parallel.layout import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
 from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, Work, count_of
 
 CHUNK_TOKENS = 256

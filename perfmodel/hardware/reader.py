@@ -30,10 +30,19 @@ from perfmodel.hardware.chip import (
     MemoryTier,
     UsualNode,
 )
-from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
+from perfmodel.hardware.cluster_text import (
+    ChipCluster,
+    PoolText,
+    chip_cluster,
+    cluster_of_pools,
+    is_mixed,
+    make_pool,
+    mixed_cluster,
+    read_speed,
+    state_chip_cluster,
+)
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
-from perfmodel.hardware.mixed import PoolText, cluster_of_pools, is_mixed, make_pool, mixed_cluster, read_speed
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.hardware.technology import chip_spec, is_chip_spec, technology_of
 
@@ -107,8 +116,8 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
-    is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
-    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/mixed.py`.
+    is a cluster too, with its usual node and links or with those given in the text: see `hardware/cluster_text.py`. Several kinds
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/cluster_text.py`.
     """
     check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:

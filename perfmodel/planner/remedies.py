@@ -12,8 +12,7 @@ from typing import Any
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY
 from perfmodel.parallel.framework_ref import FrameworkRef
-from perfmodel.parallel.layout import AttentionKernel, Recompute
-from perfmodel.parallel.offloads import OFFLOADS
+from perfmodel.parallel.layout import OFFLOADS, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers

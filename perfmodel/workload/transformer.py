@@ -11,8 +11,7 @@ from functools import lru_cache
 from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, sizes_of
-from perfmodel.workload.decoder.head import write_further_tokens, write_loss
-from perfmodel.workload.decoder.layer import write_layer
+from perfmodel.workload.decoder.layer import write_further_tokens, write_layer, write_loss
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
 from perfmodel.workload.routing import EVEN, RankRows
 

@@ -11,7 +11,7 @@ from perfmodel.foundation.values import check_name, is_path
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
-from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
+from perfmodel.hardware.cluster_text import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.plan import cluster_text
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.requests import needs_chips

@@ -23,11 +23,9 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.dim_roles import DimRoles
 from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
-from perfmodel.workload.kinds.dropout import dropout
 from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.elementwise import dropout, elementwise, identity
 from perfmodel.workload.kinds.embedding import embedding
-from perfmodel.workload.kinds.identity import identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
 from perfmodel.workload.layer_specs import Experts

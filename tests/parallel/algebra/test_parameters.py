@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.profile import load_profile, profile_events
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.algebra.parameters import parameter_events, stored_rows, with_gathered_bias_gradients, zero_axes
 

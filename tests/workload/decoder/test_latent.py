@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.cost.compute import attention_backward_time, attention_time
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.memory.kept import kept_tensors
+from perfmodel.cost.memory.live import kept_tensors
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.parallel.algebra.derive import derive
