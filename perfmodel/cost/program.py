@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -395,22 +395,27 @@ class _Compilation:
                     terms=terms,
                 )
                 backward[i, recompute] = len(cases)
-                cases += [walk(keeps_weight_gradients=keeps) for keeps in (False, True)]
+                cases += walk()
                 if i == before_blocks and profile.stages.pipeline_keeps_boundaries:
                     forward[i, recompute] = len(cases)
-                    cases.append(walk(keeps_weight_gradients=False, is_in_buffer=True))
+                    cases.append(walk(is_in_buffer=True)[0])
                 if region.is_block:
                     forward[i, recompute] = len(cases)
                     cases.append(forward_moments(run, profile, kept, region=region, recompute=recompute, terms=terms))
                 if profile.exchanges.delays_weight_gradients and exchanges:
                     delayed[i, recompute] = len(cases)
-                    cases += [walk(keeps_weight_gradients=keeps, delays_weight_gradients=True) for keeps in (False, True)]
-        moments = [list(moment.items()) or [(terms.number(NOTHING), 0.0)] for case in cases for moment in case or [{}]]
-        sums = [(*terms.amounts[term], times) for moment in moments for term, times in moment]
+                    cases += walk(delays_weight_gradients=True)
+        moments = [moment or {terms.number(NOTHING): 0.0} for case in cases for moment in case or [{}]]
+        row_terms, factors = [*chain(*moments)], [*chain(*map(dict.values, moments))]
+        # index of the amount and mask of the axes of each term
+        amount, group = np.zeros((2, len(terms.amounts)), dtype=np.int64)
+        for term in dict.fromkeys(row_terms):
+            of_term, axes = terms.amounts[term]
+            amount[term], group[term] = self.rows.amount(of_term), self.rows.mask(axes)
         return Peaks(
-            amount=np.array([self.rows.amount(amount) for amount, _, _ in sums], dtype=np.int64),
-            factor=np.array([[times] for *_, times in sums]),
-            group=np.array([self.rows.mask(axes) for _, axes, _ in sums], dtype=np.int64),
+            amount=amount[row_terms],
+            factor=np.array(factors)[:, None],
+            group=group[row_terms],
             starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.intp),
             of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.intp),
             backward=backward,

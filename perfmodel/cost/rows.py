@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,6 +172,9 @@ class RowCompiler:
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
+    _extents: dict[tuple[str, Extent], int] = field(default_factory=dict)
+    """Indices of the amounts of an operator's extents: forward and backward have many in common."""
+    _meshes: dict[str, int] = field(default_factory=dict)
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
@@ -199,7 +202,7 @@ class RowCompiler:
                 if not amount.axes >= DATA_AXES:
                     raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
                 # the micro-batch is per data-parallel rank, so these axes cancel; an axis that does not shard the tensor multiplies it
-                cancelled = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
+                cancelled = amount.on_axes(amount.axes - self.data_axes, times=self.data_axes - amount.axes)
             self._known[amount] = self._amounts.setdefault(cancelled, len(self._amounts))
         return self._known[amount]
 
@@ -216,7 +219,10 @@ class RowCompiler:
         """Add a piece of an operator's work."""
 
         def amount(extent: Extent) -> int:
-            return self.amount(extent_amount(op, sharding, extent))
+            key = op.name, extent
+            if key not in self._extents:
+                self._extents[key] = self.amount(extent_amount(op, sharding, extent))
+            return self._extents[key]
 
         match work:
             case Product():
@@ -327,9 +333,11 @@ class RowCompiler:
         self._traffic.append(_Entry(segment, name, columns, repeats))
 
     def _mesh(self, op: Operator, sharding: Sharding) -> int:
-        reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
-        cuts = sharding.values() if reads_parameter else ()
-        return self.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
+        """Return the mask of the tensor axes that shard an operator with parameters."""
+        if op.name not in self._meshes:
+            reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
+            self._meshes[op.name] = self.mask(TENSOR_AXES.intersection(chain(*sharding.values()) if reads_parameter else ()))
+        return self._meshes[op.name]
 
     # --- arrays -----------------------------------------------------------------------------------------------------------------------
 

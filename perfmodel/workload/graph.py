@@ -246,6 +246,10 @@ class Operator:
     settings  arguments of the torch function (stride, padding, window ...)
     layer     group for pipelines and reports ("encoder.3"); in a decoder embedding, layer or head; "" for none
     group     operator set for selective recomputation
+
+    operands  inputs, then the output, in the order of `Data.of`
+    is_product, is_attention   the forward pass has a matrix product; it is fused attention
+    name_in_layer   name without the layer prefix: q_proj of `layer3.q_proj`
     """
 
     name: str
@@ -267,15 +271,23 @@ class Operator:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     layer: str = ""
     group: str = ""
+    operands: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
+    is_product: bool = field(init=False, repr=False, compare=False)
+    is_attention: bool = field(init=False, repr=False, compare=False)
+    name_in_layer: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        kinds = {*map(type, self.forward)}
+        derived = (*self.inputs, self.output), Product in kinds, FusedAttention in kinds, self.name.removeprefix(f"{self.layer}.")
+        for name, value in zip(("operands", "is_product", "is_attention", "name_in_layer"), derived, strict=True):
+            object.__setattr__(self, name, value)
         for name, size in self.dims.items():
             if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
                 continue
             if not (isinstance(size, float | Fraction) and 0 < size < inf):  # mean rows of an expert, a share of a token
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
         for operand in self.operands:
-            named = [dim for dim in operand.dims if dim]
+            named = (*filter(None, operand.dims),)
             for dim in named:
                 if dim not in self.dims:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
@@ -299,32 +311,13 @@ class Operator:
                     raise InputError(f"operator {self.name}: an extent has size {size}: must be positive; correct the shape")
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Inputs, then the output, in the order of `Data.of`."""
-        return (*self.inputs, self.output)
-
-    @property
     def kept(self) -> tuple[str, ...]:
         """Names of the inputs and the output that are saved for backward."""
-        operands = self.operands
-        return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
+        return tuple(self.operands[data.of].tensor for data in self.saved if data.of is not None)
 
     def streams(self, operand: Operand) -> bool:
         """Return whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
         return any(self.inputs[position] == operand for position in self.streamed)
-
-    @property
-    def is_product(self) -> bool:
-        return any(isinstance(work, Product) for work in self.forward)
-
-    @property
-    def is_attention(self) -> bool:
-        return any(isinstance(work, FusedAttention) for work in self.forward)
-
-    @property
-    def name_in_layer(self) -> str:
-        """Name without the layer prefix: q_proj of `layer3.q_proj`."""
-        return self.name.removeprefix(f"{self.layer}.")
 
     def logical_name(self, dim: str) -> str:
         return self.roles.logical.get(dim, dim)
@@ -514,6 +507,7 @@ class Graph:
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _consumers: dict[str, list[tuple[Operator, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _layers: dict[str, list[Operator]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -536,6 +530,7 @@ class Graph:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
             for position, operand in enumerate(operator.inputs):
                 self._read.setdefault(operand.tensor, []).append((index, position))
+                self._consumers.setdefault(operand.tensor, []).append((operator, position))
             self._made[operator.output.tensor] = index
         for name, ((first, _), *_) in self._read.items():
             if first <= self._made.get(name, -1):
@@ -577,7 +572,7 @@ class Graph:
 
     def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
         """Return the operators that read a tensor, each with its input position."""
-        return [(self.operators[index], position) for index, position in self._read.get(tensor, ())]
+        return self._consumers.get(tensor, [])
 
     def operator(self, name: str) -> Operator:
         for operator in self.operators:

@@ -68,16 +68,20 @@ class Amount:
         return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
 
     def scaled(self, factor: float) -> Amount:
-        """Return the amount times `factor`; `dataclasses.replace` takes ten times as long."""
+        """Return the amount times `factor`."""
+        return self.on_axes(self.axes, times=self.times, base=self.base * factor)
+
+    def on_axes(self, axes: frozenset[str], *, times: frozenset[str], base: float | None = None) -> Amount:
+        """Return the amount divided and multiplied by other axes; `dataclasses.replace` takes ten times as long."""
         return Amount(
-            base=self.base * factor,
+            base=self.base if base is None else base,
             batch_dim=self.batch_dim,
             length_power=self.length_power,
             parts=self.parts,
-            axes=self.axes,
+            axes=axes,
             padded_size=self.padded_size,
             padded_axes=self.padded_axes,
-            times=self.times,
+            times=times,
         )
 
 
