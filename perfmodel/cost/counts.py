@@ -24,7 +24,7 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile, profile_events
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, zero_axes
+from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, shard_axes
 from perfmodel.parallel.algebra.sharding import COMM, TENSOR_AXES
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -354,7 +354,7 @@ class _Parameters:
             together.setdefault(axes, []).append(parameter)
         units = []
         for group in together.values():
-            cut = zero_axes(group[0]) if self.plan.zero else frozenset()
+            cut = shard_axes(group[0].gradient_axes) if self.plan.zero else frozenset()
             ways, index = 1, 0
             for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):  # shards in the order of the ranks
                 for axis in reversed(self.mesh.parts[mesh_axis]):

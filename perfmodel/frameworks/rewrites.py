@@ -25,6 +25,7 @@ from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.layout import RINGS
 from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.quantization import WeightPart
 
 FLOAT32_BYTES = 4.0
@@ -99,7 +100,7 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
             op = with_traffic(op, graph, factor=traffic[op.kind])
         if profile.activations.adapter_dropout and name.endswith(ADAPTER_INPUT):
             # an adapter's first product saves its input after dropout, and the mask of one byte per entry
-            op = replace(op, saved=(*op.saved, Data(extent=op.extent(op.inputs[0].dims), itemsize=_DROPPED_BYTES)))
+            op = replace(op, saved=(*op.saved, Data(extent=extent(op.dims, op.inputs[0].dims), itemsize=_DROPPED_BYTES)))
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))

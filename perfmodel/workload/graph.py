@@ -326,10 +326,6 @@ class Operator:
         """Return the elements over these dims; in a decoder's graph for one sequence."""
         return prod(self.dims[name] for name in dims)
 
-    def extent(self, dims: tuple[str, ...]) -> Extent:
-        """Return the extent of these dims."""
-        return tuple((self.dims[name], name) for name in dims if name)
-
     @property
     def flops(self) -> float:
         """FLOPs of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""

@@ -34,6 +34,7 @@ from perfmodel.parallel.algebra.sharding import (
     sliced_towards,
 )
 from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
+from perfmodel.workload.kinds.extents import extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +278,7 @@ _ONE = Fraction(1)
 
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
     """Return the local elements over `dims` under the sharding."""
-    return extent_amount(operator, sharding, operator.extent(dims), scale=scale)
+    return extent_amount(operator, sharding, extent(operator.dims, dims), scale=scale)
 
 
 def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, scale: float = 1.0) -> Amount:

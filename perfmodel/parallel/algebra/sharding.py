@@ -157,23 +157,19 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     partial = source.partial - target.partial
     if not partial and source.cuts == target.cuts:
         return ()
-    bits: dict[str, int] = {}
-
-    def mask(axes: Iterable[str]) -> int:
-        bits_of_axes = 0
-        for axis in axes:
-            bits_of_axes |= bits.setdefault(axis, 1 << len(bits))
-        return bits_of_axes
+    axes = dict.fromkeys(chain(*source.cuts, *target.cuts, partial))
+    bits = {axis: 1 << position for position, axis in enumerate(axes)}
 
     def names(mask: int) -> frozenset[str]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
 
     have, want, inside = list[int](), list[int](), list[int]()
     for old, new in zip(source.cuts, target.cuts, strict=True):
-        have.append(mask(old))
-        want.append(mask(new))
-        inside.append(~(have[-1] & want[-1] if is_set else mask(old[: _common_prefix(old, new)])))
-    due = collectives(have, want, mask(partial), inside)
+        have.append(sum(map(bits.__getitem__, old)))
+        want.append(sum(map(bits.__getitem__, new)))
+        outer = old[: _common_prefix(old, new)]
+        inside.append(~(have[-1] & want[-1] if is_set else sum(map(bits.__getitem__, outer))))
+    due = collectives(have, want, sum(map(bits.__getitem__, partial)), inside)
     return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
 
@@ -106,9 +107,24 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
     return sizes
 
 
-def dim_of(word: str) -> str:
-    """Return the dim of a word: g of `g_norm`."""
-    return word.partition("_")[0]
+@lru_cache(maxsize=1024)
+def dims_of(words: str) -> tuple[str, ...]:
+    """Return the dim of each word: g of `g_norm`."""
+    return tuple(word.partition("_")[0] for word in words.split())
+
+
+@lru_cache(maxsize=1024)
+def roles_of(words: str, names: tuple[str, ...], *, sums: tuple[str, ...], unsplit: tuple[str, ...], counts_tokens: bool) -> DimRoles:
+    """Return the roles of an operator's dims `names`. counts_tokens: the sequence length is a quantity of the plan."""
+    return DimRoles(
+        sums=sums,
+        unsplit=tuple(name for name in names if name in UNSPLIT or name in unsplit),
+        padded=tuple(name for name in names if name == PADDED),
+        logical=dict(zip(dims_of(words), map(LOGICAL.__getitem__, words.split()), strict=True)),
+        per_sample=tuple(name for name in names if name == PER_SAMPLE),
+        per_token=tuple(name for name in names if name in PER_TOKEN) if counts_tokens else (),
+        stretched=tuple(name for name in names if name == STRETCHED),
+    )
 
 
 _MOST_PARTS = 10_000
@@ -171,7 +187,7 @@ class DecoderBuilder:
 
     def of(self, dims: str) -> dict[str, int]:
         """Return the sizes of an operator's dims."""
-        return {name: self.sizes[name] for name in map(dim_of, dims.split())}
+        return {name: self.sizes[name] for name in dims_of(dims)}
 
     def part_of_token(self, tokens: int) -> int:
         """Return 1/tokens, the share of one token, where the sequence length is a quantity of the plan; else 0."""
@@ -198,7 +214,8 @@ class DecoderBuilder:
         self.tensors[tensor] = Tensor(
             name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged, is_counted=is_counted
         )
-        names = tuple(operator.dims)
+        unsplit_dims, sums = (*operator.roles.unsplit, *unsplit), operator.roles.sums
+        roles = roles_of(dims, tuple(operator.dims), sums=sums, unsplit=unsplit_dims, counts_tokens=not self.seq_len)
         self.operators.append(
             replace(
                 operator,
@@ -207,15 +224,7 @@ class DecoderBuilder:
                 layer=self.region,
                 group=group,
                 parts=parts or operator.parts,
-                roles=DimRoles(
-                    sums=operator.roles.sums,
-                    unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.roles.unsplit, *unsplit)),
-                    padded=tuple(name for name in names if name == PADDED),
-                    logical={dim_of(word): LOGICAL[word] for word in dims.split()},
-                    per_sample=tuple(name for name in names if name == PER_SAMPLE),
-                    per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
-                    stretched=tuple(name for name in names if name == STRETCHED),
-                ),
+                roles=roles,
             )
         )
         return tensor
