@@ -30,9 +30,10 @@ from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Data, Operand, Operator, Region
+from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
 from perfmodel.workload.routing import Once, RankRows, RoutingCounts
+from perfmodel.workload.work import Data
 
 #: Profile of the executor: fully_shard, DTensor and torch's pipelines, with the memory of one rank on any device.
 EXECUTOR_PROFILE = "torch-gloo"

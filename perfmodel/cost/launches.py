@@ -18,7 +18,8 @@ from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.eager import KERNELS
-from perfmodel.workload.graph import CacheAttention, FusedAttention, Graph, Operator, RoutedExperts, Stream, Work
+from perfmodel.workload.graph import Graph, Operator
+from perfmodel.workload.work import CacheAttention, FusedAttention, RoutedExperts, Stream, Work
 
 Array = NDArray[np.float64]
 

@@ -26,7 +26,8 @@ from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.sharding import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole, Work
+from perfmodel.workload.graph import Operator, Region, TensorRole
+from perfmodel.workload.work import Pass, Product, Stream, Work
 
 #: Phases of one micro-batch's work in a region. `core`: operators that selective recomputation repeats. `tail`: operators at the end
 #: of a layer that torch's recomputation skips, because no saved tensor follows them.

@@ -22,19 +22,8 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
-from perfmodel.workload.graph import (
-    CacheAttention,
-    Data,
-    Extent,
-    FusedAttention,
-    Graph,
-    Operator,
-    Product,
-    RoutedExperts,
-    Stream,
-    TensorRole,
-    Work,
-)
+from perfmodel.workload.graph import Graph, Operator, TensorRole
+from perfmodel.workload.work import CacheAttention, Data, Extent, FusedAttention, Product, RoutedExperts, Stream, Work
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 

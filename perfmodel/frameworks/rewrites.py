@@ -24,9 +24,9 @@ from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.layout import RINGS
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import Graph, Operator, Tensor, TensorRole
 from perfmodel.workload.quantization import WeightPart
+from perfmodel.workload.work import Data, Product, Stream, Work, extent
 
 FLOAT32_BYTES = 4.0
 

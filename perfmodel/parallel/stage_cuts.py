@@ -14,23 +14,12 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import (
-    CacheAttention,
-    FusedAttention,
-    Graph,
-    Operator,
-    Product,
-    RoutedExperts,
-    Stream,
-    Work,
-    count_of,
-    flops_of,
-    length_power,
-)
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.job import PRECISION_POLICIES, Precision, TrainingJob
 from perfmodel.workload.layer_specs import layer_order
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.transformer import build_graph, graph_length
+from perfmodel.workload.work import CacheAttention, FusedAttention, Product, RoutedExperts, Stream, Work, count_of, flops_of, length_power
 
 Array = NDArray[np.float64]
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.freezing import with_frozen
-from perfmodel.workload.graph import Data, Extent, Graph, Operand, Operator, Product, Region, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operand, Operator, Region, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart
+from perfmodel.workload.work import Data, Extent, Product, Stream, Work, extent
 
 #: Layer that is the first run of the repeated one: below its first adapter there is no backward.
 FIRST = "first_layer"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, WeightCasts, Work
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import Graph, Operator, Tensor, TensorRole, WeightCasts
 from perfmodel.workload.recipes import KEPT_HIGH, Recipe
+from perfmodel.workload.work import Data, Product, Stream, Work, extent
 
 #: Kinds that can write a cast copy with or instead of their output: a cast after them reads nothing.
 _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")

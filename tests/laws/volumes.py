@@ -10,9 +10,9 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, ShardedGraph, Traffic, derive
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events, shard_axes, stored_rows
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 
 Sizes = Mapping[str, int]
 

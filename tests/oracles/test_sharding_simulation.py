@@ -10,8 +10,7 @@ import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
+from perfmodel.workload.graph import DimRoles, Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise, identity
 from perfmodel.workload.kinds.embedding import embedding

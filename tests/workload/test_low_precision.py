@@ -9,13 +9,13 @@ from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.layout import Dispatcher
 from perfmodel.parallel.plan import make_plan
-from perfmodel.workload.graph import NO_CASTS, Pass, Product, Stream
+from perfmodel.workload.graph import NO_CASTS
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
-from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.models import load_model
 from perfmodel.workload.recipes import RECIPES
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass, Product, Stream, extent
 from tests.cost.jobs import estimator_of, make_job
 
 

@@ -20,7 +20,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import ExchangePosition, ShardedGraph, extent_amount
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operand, Operator, Pass, Region
+from perfmodel.workload.graph import Operand, Operator, Region
+from perfmodel.workload.work import Pass
 
 
 @dataclass(slots=True)

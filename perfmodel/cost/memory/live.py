@@ -10,7 +10,8 @@ import numpy as np
 
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import gradient_layout
-from perfmodel.workload.graph import Operand, Operator, Pass
+from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.work import Pass
 
 #: Number in `Terms` of an amount in bytes. It counts if one of its axes has more than one rank, or if it has no axes.
 Term = int

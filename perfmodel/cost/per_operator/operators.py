@@ -30,8 +30,9 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Graph, Operator
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.work import Data
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]

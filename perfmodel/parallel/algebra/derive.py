@@ -33,8 +33,8 @@ from perfmodel.parallel.algebra.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import NO_CASTS, Graph, Operand, Operator, Tensor, TensorRole, WeightCasts
+from perfmodel.workload.work import Extent, Pass, extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

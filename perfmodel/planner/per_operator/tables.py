@@ -33,7 +33,8 @@ from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter
 from perfmodel.parallel.algebra.sharding import collectives, differing, lacking
 from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.work import Data
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]

@@ -21,8 +21,7 @@ from typing import cast
 
 from perfmodel.foundation.copies import Copies
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import dropout, elementwise, identity

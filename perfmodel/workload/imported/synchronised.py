@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.graph import Operator, OwnTraffic, Pass
+from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.network import ImportedNetwork
+from perfmodel.workload.work import OwnTraffic, Pass
 
 
 def synchronised(imported: ImportedNetwork) -> ImportedNetwork:

@@ -18,9 +18,8 @@ from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import CacheAttention, Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import CacheAttention, Data, FusedAttention, OwnTraffic, Pass, Stream, extent
 
 #: Bytes of an element of a recurrent state, and of an input of the convolution. [byte]
 STATE_BYTES, CONVOLVED_BYTES = 4.0, 2.0

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
-from perfmodel.workload.kinds.extents import extent, passes, reduced_rows
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, OwnTraffic, Pass, Stream, extent, passes, reduced_rows
 
 
 def cross_entropy(

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Stream, extent
 
 #: Data that backward reads in addition to the gradient: none, the output, or the inputs.
 _KEPT = {"add": "", "bias": "", "scale": "", "mul": "input", "sigmoid_gate": "input", "tanh": "output", "sigmoid": "output"} | {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent, passes
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Extent, Stream, extent, passes
 
 
 def embedding(

@@ -11,10 +11,10 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.layer_specs import LatentAttention
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of, sweep_all
 from tests.cost.machines import make_machine
 
