@@ -255,7 +255,7 @@ class _Compilation:
         for op in self.graph.operators:
             at = 2 * self.region_index[op.layer] + (self.run.exchange_position.get(op.name) is not ExchangePosition.BEFORE)
             for name, work in _named_backward(op):
-                if isinstance(work, Product) and work.gradient_of is not None and self.graph.is_trained(op.inputs[work.gradient_of]):
+                if isinstance(work, Product) and work.gradient_of is not None and op.inputs[work.gradient_of].tensor in self.graph.trained:
                     rows.work(op, self.run.shardings[op.name], work, segment=at, name=name, is_backward=True)
         return self.timed(rows, num_phases=2)
 
@@ -361,7 +361,7 @@ class _Compilation:
         if splits_backward:
             # torch keeps the graph of a block until its last weight has its gradient: output gradients, and saved inputs unless the whole
             # block stays; what follows the last weight (the loss) is freed
-            weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
+            weighted = [op for op in self.graph.operators if any(operand.tensor in self.graph.trained for operand in op.inputs)]
             inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
             ends = {region.name for region in self.graph.regions if not region.is_block}
             held = [saved for saved in kept if saved.region in ends and (saved.region, saved.tensor) in inputs]

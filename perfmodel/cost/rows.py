@@ -161,8 +161,7 @@ class RowCompiler:
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
-    _extents: dict[tuple[str, Extent], int] = field(default_factory=dict)
-    """Indices of the amounts of an operator's extents: forward and backward have many in common."""
+    _extents: dict[tuple[str, Extent], Amount] = field(default_factory=dict)
     _meshes: dict[str, int] = field(default_factory=dict)
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
@@ -200,7 +199,14 @@ class RowCompiler:
         itemsize = data.itemsize
         if not itemsize and data.of is not None:
             itemsize = self.graph.tensors[op.operands[data.of].tensor].itemsize
-        return extent_amount(op, sharding, data.extent).scaled(itemsize or self.activation_bytes)
+        return self.elements(op, sharding, data.extent).scaled(itemsize or self.activation_bytes)
+
+    def elements(self, op: Operator, sharding: Sharding, extent: Extent) -> Amount:
+        """Return the elements of an operator's extent, computed once: its passes have many extents in common."""
+        key = op.name, extent
+        if key not in self._extents:
+            self._extents[key] = extent_amount(op, sharding, extent)
+        return self._extents[key]
 
     # --- rows -------------------------------------------------------------------------------------------------------------------------
 
@@ -208,16 +214,13 @@ class RowCompiler:
         """Add a piece of an operator's work."""
 
         def amount(extent: Extent) -> int:
-            key = op.name, extent
-            if key not in self._extents:
-                self._extents[key] = self.amount(extent_amount(op, sharding, extent))
-            return self._extents[key]
+            return self.amount(self.elements(op, sharding, extent))
 
         match work:
             case Product():
                 columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
-                tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
+                tensors = [self.amount(self.elements(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
                 usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
                 rows = self._convolution if tensors else low if work.is_low else usual
                 if work.call in self._calls:
@@ -242,7 +245,7 @@ class RowCompiler:
                 self._experts.append(ExpertsRow(name=name, segment=segment, work=work))
             case Stream() if work.accesses:
                 accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
-                elements = extent_amount(op, sharding, work.elements)
+                elements = self.elements(op, sharding, work.elements)
                 self.stream(
                     op,
                     sharding,
@@ -266,7 +269,7 @@ class RowCompiler:
         if target is None or target.role is not TensorRole.PARAMETER or not self.profile.kernels.fuses_gradient_accumulation:
             return
         accumulator = 4.0 if self.profile.state.accumulate_dtype == "fp32" else self.activation_bytes
-        elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
+        elements = self.elements(op, sharding, (*work.batch, *work.m, *work.n))
         more = elements.scaled(2.0 * accumulator - self.activation_bytes)
         self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
 

@@ -205,7 +205,7 @@ class Operator:
 
     def streams(self, operand: Operand) -> bool:
         """Return whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
-        return any(self.inputs[position] == operand for position in self.streamed)
+        return operand in map(self.inputs.__getitem__, self.streamed)
 
     def logical_name(self, dim: str) -> str:
         return self.roles.logical.get(dim, dim)
@@ -349,6 +349,7 @@ class Graph:
     blocks   layers that run once but are blocks -> `Region.host_layers`
     compute_bytes   bytes of an activation element by default; 0: as of the tensor between repeated layers
     regions  the layers, in order
+    trained  names of the parameters with gradients; activations_with_gradient: of the activations with gradients
     loss     the operator that ends the step, if named
     tied     parameters that several layers read
     """
@@ -364,12 +365,17 @@ class Graph:
     blocks: Mapping[str, float] = field(default_factory=dict)
     compute_bytes: float = 0.0
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
+    trained: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    activations_with_gradient: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _consumers: dict[str, list[tuple[Operator, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _layers: dict[str, list[Operator]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, tensor in self.tensors.items():
+            if tensor.has_gradient and tensor.role is not TensorRole.INDEX:
+                (self.trained if tensor.role is TensorRole.PARAMETER else self.activations_with_gradient).add(name)
         names: set[str] = set()
         for index, operator in enumerate(self.operators):
             if operator.name in names:
@@ -377,13 +383,13 @@ class Graph:
             names.add(operator.name)
             self._layers.setdefault(operator.layer, []).append(operator)
             for operand in operator.operands:
-                tensor = self.tensors.get(operand.tensor)
-                if tensor is None:
+                if operand.tensor not in self.tensors:
                     raise InputError(f"operator {operator.name}: tensor {operand.tensor!r} is not in the graph; declare it")
-                if len(tensor.shape) != len(operand.dims):
+                shape = self.tensors[operand.tensor].shape
+                if len(shape) != len(operand.dims):
                     raise InputError(
                         f"operator {operator.name}: operand {operand.tensor} has dims={operand.dims}: must be one for each position of "
-                        f"shape {tensor.shape}"
+                        f"shape {shape}"
                     )
             if operator.output.tensor in self._made:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
@@ -470,16 +476,6 @@ class Graph:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
-
-    def is_trained(self, operand: Operand) -> bool:
-        """Return whether the operand is a parameter with a gradient."""
-        tensor = self.tensors[operand.tensor]
-        return tensor.role is TensorRole.PARAMETER and tensor.has_gradient
-
-    def makes_gradient(self, operand: Operand) -> bool:
-        """Return whether the operand is an activation with a gradient."""
-        tensor = self.tensors[operand.tensor]
-        return tensor.role is TensorRole.ACTIVATION and tensor.has_gradient
 
     @property
     def layer_parameters(self) -> dict[str, int]:

@@ -186,7 +186,7 @@ class _Backward:
     def step(self, op: Operator, incoming: _Storage | None) -> None:
         """Run the backward pass of an operator, from the gradient of its output to those of its inputs."""
         graph, terms = self.sharded.graph, self.terms
-        weights = [operand for operand in op.inputs if graph.is_trained(operand)]
+        weights = [operand for operand in op.inputs if operand.tensor in graph.trained]
         is_delayed = self.delays_weight_gradients and op.is_product and bool(weights)
         freed = [] if is_delayed else self.freed_after(op)
         if not graph.tensors[op.output.tensor].has_gradient:
@@ -196,7 +196,7 @@ class _Backward:
         if is_delayed:
             self.delayed.append((op, weight_terms, incoming))
             weight_terms = []
-        inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
+        inputs = [operand for operand in op.inputs if operand.tensor in graph.activations_with_gradient]
         input_gradients: list[tuple[Operand, _Storage]] = []
         arriving: list[Term] = []
         if op.passes_gradient:

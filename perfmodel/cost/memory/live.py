@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph, amount_of, extent_amount
-from perfmodel.parallel.algebra.sharding import gradient_layout
+from perfmodel.parallel.algebra.sharding import input_layout
 from perfmodel.workload.graph import Operand, Operator
 from perfmodel.workload.work import Pass
 
@@ -135,7 +135,7 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
             layout = sharded.left[tensor].cuts
         else:
             amount = sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=tensor not in op.parts)
-            layout = gradient_layout(shardings[op.name], operand).cuts
+            layout = input_layout(shardings[op.name], operand).cuts
         made_in_core = maker is not None and maker.name in core
         is_dropped = made_in_core and (in_core or (maker is not None and maker.name in alone))
         before = saved_tensors.get((tensor, layout))

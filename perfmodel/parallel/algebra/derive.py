@@ -286,25 +286,24 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
 
     One padded dim is rounded up; a second one counts with its mean.
     """
-    base, batch_dim, cutting, uneven = scale, "", set[str](), ""
+    roles, base, batch_dim, cutting, uneven = operator.roles, scale, "", list[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
     length_power, share = 0, _ONE
     for size, name in extent:
-        if name in operator.roles.per_sample:
+        if name in roles.per_sample:
             batch_dim = name
-        if name in operator.roles.per_token:
+        if name in roles.per_token:
             length_power += 1
-        if isinstance(size, Fraction):
+        if not isinstance(size, int) and isinstance(size, Fraction):  # the first check is much faster
             share, size = share * size, 1
-        if name in operator.roles.stretched:
+        if name in roles.stretched:
             continue
         of_dim = sharding.get(name, ())
-        if name in operator.roles.padded and not uneven:
+        if name in roles.padded and not uneven:
             uneven, padded_size, padded_axes = name, float(size), frozenset(of_dim)
         else:
             base *= size
-            if of_dim:
-                cutting.update(of_dim)
+            cutting += of_dim
     return Amount(
         base=base * share.numerator,
         batch_dim=batch_dim,

@@ -25,9 +25,9 @@ from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator, T
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import dropout, elementwise, identity
-from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
+from perfmodel.workload.kinds.vocabulary import embedding
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import EVEN, RankRows
@@ -219,7 +219,7 @@ class DecoderBuilder:
             replace(
                 operator,
                 name=self.prefix + operator.name,
-                output=replace(operator.output, tensor=tensor),
+                output=Operand(tensor=tensor, dims=operator.output.dims),
                 layer=self.region,
                 group=group,
                 parts=parts or operator.parts,

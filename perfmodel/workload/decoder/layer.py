@@ -13,8 +13,8 @@ from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.decoder.experts import expert_mixture
 from perfmodel.workload.decoder.latent import latent_mixer
 from perfmodel.workload.decoder.recurrent import delta_mixer, mamba_mixer
-from perfmodel.workload.kinds.cross_entropy import cross_entropy
 from perfmodel.workload.kinds.pieces import side_by_side
+from perfmodel.workload.kinds.vocabulary import cross_entropy
 from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
 
 
