@@ -104,16 +104,12 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
-        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
-            # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
+        # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
+        is_embedding = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
+        if profile.kernels.fuses_gradient_accumulation and not is_embedding:
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
     return {**operators, **tiled(graph, operators, profile).operators}
-
-
-def _looks_up(op: Operator) -> bool:
-    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
-    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:

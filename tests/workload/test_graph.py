@@ -72,6 +72,13 @@ def test_what_is_not_a_graph():
         graph(linear(), tensors={name: t for name, t in TENSORS.items() if name != "w"})
 
 
+def test_a_graph_knows_what_has_a_gradient():
+    assert graph(linear()).trained == {"w"}
+    assert graph(linear()).activations_with_gradient == {"y", "z"}  # ids have none
+    frozen = graph(linear(), tensors={**TENSORS, "w": replace(TENSORS["w"], has_gradient=False)})
+    assert frozen.trained == set()
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "falcon-7b", "gpt-neox-20b", "gemma-2-9b", "opt-13b", "qwen3-8b"])
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 def test_transformer_parameters_are_the_configs_one_by_one(name, attention):
