@@ -1,4 +1,4 @@
-"""Time of one operator on one chip: matrix multiplies, streaming kernels, fused attention.
+"""Time of one operator on one chip: matrix multiplies, streaming kernels, fused attention, also of a sequence that ranks share.
 
 All functions are elementwise on broadcast arrays, so that a row of a batch equals the single evaluation to the bit. Efficiency is a
 smooth function of the shape with few parameters (see `perfmodel.hardware.calibration`).
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
 from perfmodel.foundation.columns import Column
-from perfmodel.frameworks.options import HEAD_TAIL
-from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
 from perfmodel.workload.causal import CausalWindow
+
+Array = NDArray[np.float64]
 
 STACK_LIMIT = 8192
 """Largest number of elements for which all tiles are evaluated in one array. Beyond it tiles are evaluated one by one, so that temporaries
@@ -369,8 +369,6 @@ def _attention_compute(
 
 # --- attention of a sequence that several ranks share -----------------------------------------------------------------
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBehaviour:
@@ -387,14 +385,6 @@ class AttentionBehaviour:
     def fraction(self, num_keys: Column) -> Any:
         """Return the computed share of the full square of scores."""
         return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
-
-
-def attention_behaviours(mask: CausalWindow | None, profile: ExecutionProfile) -> AttentionBehaviour:
-    return AttentionBehaviour(
-        mask=mask,
-        is_head_tail=profile.communication.context_chunks == HEAD_TAIL,
-        shared_rate_fraction=profile.kernels.context_attention_rate_fraction,
-    )
 
 
 SHARED_BLOCK = 32768.0

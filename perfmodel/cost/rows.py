@@ -14,10 +14,11 @@ from itertools import accumulate, chain
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.compute import AttentionBehaviour, attention_behaviours
+from perfmodel.cost.compute import AttentionBehaviour
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
@@ -234,7 +235,12 @@ class RowCompiler:
                     self._add_to_gradient(op, sharding, work, segment=segment)
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
-                which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
+                behaviour = AttentionBehaviour(
+                    mask=work.mask,
+                    is_head_tail=self.profile.communication.context_chunks == HEAD_TAIL,
+                    shared_rate_fraction=self.profile.kernels.context_attention_rate_fraction,
+                )
+                which = self._behaviours.setdefault(behaviour, len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
                 others |= {"behaviour": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
