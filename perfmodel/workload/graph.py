@@ -500,11 +500,10 @@ class Graph:
     @property
     def num_frozen_in_products(self) -> int:
         """Number of frozen parameters that products read."""
-        return self._number_of(
-            tensor
-            for tensor in self.parameters
-            if not tensor.has_gradient and any(reader.is_product for reader, _ in self.consumers(tensor.name))
-        )
+        frozen = [tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER and not tensor.has_gradient]
+        if not frozen:
+            return 0
+        return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
 
     def _number_of(self, parameters: Iterable[Tensor]) -> int:
         """Return the elements of parameters in all runs of the first layers that read them."""
