@@ -108,8 +108,8 @@ def load_cluster(
     """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
-    is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
-    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/mixed.py`.
+    is a cluster too, with its usual node and links or with those given in the text: see `hardware/cluster_text.py`. Several kinds
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/cluster_text.py`.
     """
 
 def list_models() -> tuple[str, ...]:

@@ -30,7 +30,8 @@ from perfmodel.planner.pase.search import PaseRun
 from perfmodel.planner.per_operator.search import Filter, fixed_parts
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import mesh_tensorflow, one_weird_trick
-from perfmodel.workload.graph import Graph, Operator, Product
+from perfmodel.workload.graph import Graph, Operator
+from perfmodel.workload.work import Product
 
 Rows = NDArray[np.bool_]
 Parts = Mapping[str, int]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lab.command import command_parser, exits_on_errors
 from lab.serving.engines import TODAYS, generic_engine, predict_as, read_rows, shipped_fits
 from lab.serving.fitting import EngineFit, left_out_of, predicted_logs, targets_of
-from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.cost.resolve import is_calibrated
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.interval import METRICS, TAIL, ServingBasis

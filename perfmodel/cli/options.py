@@ -162,7 +162,7 @@ PLAIN_OUTPUT = output_options()
 def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
     """Return the named clusters, and one cluster per combination of the values of --chip, --per-node, --scale-up and --scale-out."""
     from perfmodel.foundation.values import several
-    from perfmodel.hardware.chip_cluster import state_chip_cluster
+    from perfmodel.hardware.cluster_text import state_chip_cluster
     from perfmodel.hardware.reader import load_chip
 
     given = {name: getattr(chips, name) for name in words_of(ChipWords) if getattr(chips, name)}

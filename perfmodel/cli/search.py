@@ -20,7 +20,7 @@ from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.words import Words, word
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.knobs import Knobs, bounded_knobs
 from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES

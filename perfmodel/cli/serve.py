@@ -187,7 +187,7 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
 
 
 def _several(services: list[Service], wanted: WantedWords, files: options.Files, output: Output) -> int:
-    from perfmodel.hardware.chip_cluster import short_name
+    from perfmodel.hardware.cluster_text import short_name
     from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
     from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
     from perfmodel.verbs.serving.predict import limits_of, served_several

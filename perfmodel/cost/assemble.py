@@ -24,23 +24,11 @@ from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
-from perfmodel.cost.step import (
-    ParameterTerms,
-    RegionTimes,
-    accumulation_time,
-    beat_of,
-    cast_time,
-    ends_time,
-    hop_time,
-    optimizer_time,
-    parameter_terms,
-    pipeline_step_time,
-    region_times,
-    tied_time,
-)
+from perfmodel.cost.step import RegionTimes, beat_of, ends_time, hop_time, pipeline_step_time, region_times
+from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, optimizer_time, parameter_terms, tied_time
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.hardware.mixed import check_equal_chips
+from perfmodel.hardware.cluster_text import check_equal_chips
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan

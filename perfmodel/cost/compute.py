@@ -1,9 +1,10 @@
-"""Time of one operator on one chip: matrix multiplies, streaming kernels, fused attention.
+"""Time of one operator on one chip: matrix multiplies, streaming kernels, fused attention, also of a sequence that ranks share.
 
 All functions are elementwise on broadcast arrays, so that a row of a batch equals the single evaluation to the bit. Efficiency is a
 smooth function of the shape with few parameters (see `perfmodel.hardware.calibration`).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
+from perfmodel.workload.causal import CausalWindow
+
+Array = NDArray[np.float64]
 
 STACK_LIMIT = 8192
 """Largest number of elements for which all tiles are evaluated in one array. Beyond it tiles are evaluated one by one, so that temporaries
@@ -361,3 +365,41 @@ def _attention_compute(
     paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness
     keys = key_length * (head_dim + model.head_dim_offset) + model.sequence_offset
     return paid * fraction * keys * (4.0 * model.query_tile * rates.compute_units / rates.flop_rate)
+
+
+# --- attention of a sequence that several ranks share -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBehaviour:
+    """How context-parallel ranks share the work of fused attention.
+
+    mask                   None: every query sees every key
+    shared_rate_fraction   rate of the kernel with shared queries over its rate without
+    """
+
+    mask: CausalWindow | None
+    is_head_tail: bool
+    shared_rate_fraction: float
+
+    def fraction(self, num_keys: Column) -> Any:
+        """Return the computed share of the full square of scores."""
+        return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
+
+
+SHARED_BLOCK = 32768.0
+"""Keys of a rank's block in the runs that measured the slow-down of attention with shared queries (torchtitan's, December 2024)."""
+
+
+def attention_share(behaviours: AttentionBehaviour, num_chunks: Array, num_keys: Array) -> Array:
+    """Return the scores that the slowest rank of fused attention computes, over the square of its queries and all keys. [-]
+
+    num_chunks  ranks that share the queries of a sequence
+    num_keys    of the sequence
+
+    A lower kernel rate with shared queries is modelled as more scores at the full rate. The overhead (sending blocks, merging partial
+    results) grows with the length of a block, and the scores with its square. Long blocks therefore amortise it.
+    """
+    seen = 1.0 if behaviours.mask is None else behaviours.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=behaviours.is_head_tail)
+    overhead = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
+    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + overhead), seen))

@@ -21,20 +21,19 @@ from perfmodel.cost.stages import inner_regions, rank_runs
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile, profile_events
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, zero_axes
-from perfmodel.parallel.algebra.sharding import TENSOR_AXES
-from perfmodel.parallel.algebra.traffic_classes import COMM
+from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, shard_axes
+from perfmodel.parallel.algebra.sharding import COMM, TENSOR_AXES
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Data, Operand, Operator, Region
+from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
 from perfmodel.workload.routing import Once, RankRows, RoutingCounts
+from perfmodel.workload.work import Data
 
 #: Profile of the executor: fully_shard, DTensor and torch's pipelines, with the memory of one rank on any device.
 EXECUTOR_PROFILE = "torch-gloo"
@@ -356,7 +355,7 @@ class _Parameters:
             together.setdefault(axes, []).append(parameter)
         units = []
         for group in together.values():
-            cut = zero_axes(group[0]) if self.plan.zero else frozenset()
+            cut = shard_axes(group[0].gradient_axes) if self.plan.zero else frozenset()
             ways, index = 1, 0
             for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):  # shards in the order of the ranks
                 for axis in reversed(self.mesh.parts[mesh_axis]):

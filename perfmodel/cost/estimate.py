@@ -15,7 +15,6 @@ from perfmodel.cost.live_layers import LiveLayers, live_layers
 from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import ActivationTerms, At, activation_terms
-from perfmodel.cost.memory.offload import on_chip
 from perfmodel.cost.memory.plan import (
     MemoryRow,
     RankMemory,
@@ -38,7 +37,6 @@ from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, to
 from perfmodel.cost.step import (
     beat_of,
     by_phase,
-    element_bytes,
     exposed_communication,
     exposed_exchange_times,
     exposed_sends,
@@ -47,6 +45,7 @@ from perfmodel.cost.step import (
     passes_of,
     recomputed_phases,
 )
+from perfmodel.cost.update import element_bytes, on_chip
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_headroom import MemoryRule, fit_probability, memory_rule
@@ -55,7 +54,7 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED, SHOWN_COMM
+from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, SHOWN_COMM
 from perfmodel.parallel.interval import TAIL
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan

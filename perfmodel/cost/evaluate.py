@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import (
     attention_backward_time,
+    attention_share,
     attention_time,
     backward_width,
     convolution_time,
@@ -25,7 +26,6 @@ from perfmodel.cost.compute import (
     matmul_time,
     streaming_time,
 )
-from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
 from perfmodel.cost.serving.attention import cached_attention_time, shared_cache_time

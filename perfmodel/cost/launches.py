@@ -18,7 +18,8 @@ from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.eager import KERNELS
-from perfmodel.workload.graph import CacheAttention, FusedAttention, Graph, Operator, RoutedExperts, Stream, Work
+from perfmodel.workload.graph import Graph, Operator
+from perfmodel.workload.work import CacheAttention, FusedAttention, RoutedExperts, Stream, Work
 
 Array = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
             share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
             forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
         if op.backward:
-            backward += sum(map(graph.is_trained, op.inputs))
+            backward += sum(operand.tensor in graph.trained for operand in op.inputs)
         if parts.get(op.name) in scope:
             share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
             forward, backward = share * forward, share * backward

@@ -253,7 +253,7 @@ class Machine:
     row_multiple: float = 1.0
 
 
-def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:
+def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, dtype: Dtype = Dtype.BF16) -> Machine:
     """Return the machine of `cluster` with the rates of `calibration`, computing in `dtype`."""
     chip = cluster.chip
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)

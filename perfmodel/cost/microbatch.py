@@ -12,9 +12,11 @@ from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.cost.rows import TimedRows
+from perfmodel.cost.stages import block_rows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import Recompute
 
 Array = NDArray[np.float64]
 
@@ -61,6 +63,20 @@ class MicrobatchCost:
     waits: Array | None = None
     concurrent: Array | None = None
     weight_gradients: Array | None = None
+
+
+def saved_classes(micro: MicrobatchCost) -> Array:
+    """Return the bytes of saved tensors, [classes of `SAVED`, regions, rows]."""
+    return micro.saved.reshape(-1, len(SAVED), micro.saved.shape[-1]).swapaxes(0, 1)
+
+
+def kept_bytes(micro: MicrobatchCost, recompute: Recompute) -> Array:
+    """Return [regions, rows] saved activation memory of one pass of each region; only blocks are recomputed. [byte]"""
+    keep, dropped, boundary, entering, _ = saved_classes(micro)
+    kept = (keep + boundary) + dropped
+    if recompute is Recompute.NONE:
+        return kept
+    return np.where(block_rows(micro.program.regions), keep + boundary if recompute is Recompute.SELECTIVE else boundary + entering, kept)
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:

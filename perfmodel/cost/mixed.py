@@ -35,17 +35,8 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
 from perfmodel.cost.stages import Stages, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
-from perfmodel.cost.step import (
-    ParameterTerms,
-    RegionTimes,
-    accumulation_time,
-    cast_time,
-    ends_time,
-    hop_time,
-    optimizer_time,
-    region_times,
-    tied_time,
-)
+from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
+from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan, place_of, rank_at

@@ -14,7 +14,8 @@ import numpy as np
 
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
-from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
+from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
+from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import PipelineSchedule

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.profile import ExecutionProfile, profile_events
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import is_one_end_unit, stored_rows, zero_axes
+from perfmodel.parallel.algebra.parameters import is_one_end_unit, shard_axes, stored_rows
 from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -270,7 +269,7 @@ def compile_parameters(
         matrices=MatrixMasks(
             row=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
             column=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
-            zero=np.array([mask(zero_axes(p)) for p in parameters], dtype=np.int64),
+            zero=np.array([mask(shard_axes(p.gradient_axes)) for p in parameters], dtype=np.int64),
         ),
         masks=tuple(masks),
         members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.launches import kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
-from perfmodel.cost.memory.kept import kept_tensors
-from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms, kept_tensors
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
@@ -25,9 +24,10 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
-from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
+from perfmodel.parallel.algebra.sharding import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole, Work
+from perfmodel.workload.graph import Operator, Region, TensorRole
+from perfmodel.workload.work import Pass, Product, Stream, Work
 
 #: Phases of one micro-batch's work in a region. `core`: operators that selective recomputation repeats. `tail`: operators at the end
 #: of a layer that torch's recomputation skips, because no saved tensor follows them.
@@ -255,7 +255,7 @@ class _Compilation:
         for op in self.graph.operators:
             at = 2 * self.region_index[op.layer] + (self.run.exchange_position.get(op.name) is not ExchangePosition.BEFORE)
             for name, work in _named_backward(op):
-                if isinstance(work, Product) and work.gradient_of is not None and self.graph.is_trained(op.inputs[work.gradient_of]):
+                if isinstance(work, Product) and work.gradient_of is not None and op.inputs[work.gradient_of].tensor in self.graph.trained:
                     rows.work(op, self.run.shardings[op.name], work, segment=at, name=name, is_backward=True)
         return self.timed(rows, num_phases=2)
 
@@ -361,7 +361,7 @@ class _Compilation:
         if splits_backward:
             # torch keeps the graph of a block until its last weight has its gradient: output gradients, and saved inputs unless the whole
             # block stays; what follows the last weight (the loss) is freed
-            weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
+            weighted = [op for op in self.graph.operators if any(operand.tensor in self.graph.trained for operand in op.inputs)]
             inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
             ends = {region.name for region in self.graph.regions if not region.is_block}
             held = [saved for saved in kept if saved.region in ends and (saved.region, saved.tensor) in inputs]
@@ -396,22 +396,27 @@ class _Compilation:
                     terms=terms,
                 )
                 backward[i, recompute] = len(cases)
-                cases += [walk(keeps_weight_gradients=keeps) for keeps in (False, True)]
+                cases += walk()
                 if i == before_blocks and profile.stages.pipeline_keeps_boundaries:
                     forward[i, recompute] = len(cases)
-                    cases.append(walk(keeps_weight_gradients=False, is_in_buffer=True))
+                    cases.append(walk(is_in_buffer=True)[0])
                 if region.is_block:
                     forward[i, recompute] = len(cases)
                     cases.append(forward_moments(run, profile, kept, region=region, recompute=recompute, terms=terms))
                 if profile.exchanges.delays_weight_gradients and exchanges:
                     delayed[i, recompute] = len(cases)
-                    cases += [walk(keeps_weight_gradients=keeps, delays_weight_gradients=True) for keeps in (False, True)]
-        moments = [list(moment.items()) or [(terms.number(NOTHING), 0.0)] for case in cases for moment in case or [{}]]
-        sums = [(*terms.amounts[term], times) for moment in moments for term, times in moment]
+                    cases += walk(delays_weight_gradients=True)
+        moments = [moment or {terms.number(NOTHING): 0.0} for case in cases for moment in case or [{}]]
+        row_terms, factors = [*chain(*moments)], [*chain(*map(dict.values, moments))]
+        # index of the amount and mask of the axes of each term
+        amount, group = np.zeros((2, len(terms.amounts)), dtype=np.int64)
+        for term in dict.fromkeys(row_terms):
+            of_term, axes = terms.amounts[term]
+            amount[term], group[term] = self.rows.amount(of_term), self.rows.mask(axes)
         return Peaks(
-            amount=np.array([self.rows.amount(amount) for amount, _, _ in sums], dtype=np.int64),
-            factor=np.array([[times] for *_, times in sums]),
-            group=np.array([self.rows.mask(axes) for _, axes, _ in sums], dtype=np.int64),
+            amount=amount[row_terms],
+            factor=np.array(factors)[:, None],
+            group=group[row_terms],
             starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.intp),
             of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.intp),
             backward=backward,

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from perfmodel.cost.assigned import boundary_tensors, priced_graph, stage_blocks
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.program import Program, compile_program
-from perfmodel.cost.step import Bytes
+from perfmodel.cost.update import Bytes
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.session import session_cache

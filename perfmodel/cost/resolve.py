@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
-from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import user_calibrations_dir
 from perfmodel.foundation.session import session_cache
@@ -22,7 +23,7 @@ from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.mixed import check_equal_chips, joined_pools
+from perfmodel.hardware.cluster_text import check_equal_chips, joined_pools
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, TrainingJob
@@ -134,11 +135,17 @@ def _mixed_estimator(
 @session_cache(maxsize=_MOST_ESTIMATORS)
 def kept_estimator(kept: _KeptJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
     """Return the cached estimator of equal arguments. Files are read before: an edited file makes another estimator."""
-    return fresh_estimator(kept.job, cluster, calibration, profile)
+    return with_kept_programs(_make_estimator(kept.job, cluster, calibration, profile, machine_of=kept_machine))
+
+
+@session_cache(maxsize=_MOST_ESTIMATORS)
+def kept_machine(cluster: Cluster, calibration: Calibration, dtype: Dtype) -> Machine:
+    """Return the cached machine of equal arguments: all jobs on a cluster share it."""
+    return resolve_machine(cluster, calibration, dtype)
 
 
 def fresh_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
-    """Return `kept_estimator` without the cache, for a cluster with columns, which equals no other cluster."""
+    """Return `kept_estimator` without the caches, for a cluster with columns, which equals no other cluster."""
     return with_kept_programs(_make_estimator(job, cluster, calibration, profile))
 
 
@@ -148,15 +155,17 @@ def _make_estimator(
     calibration: Calibration,
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
+    *,
+    machine_of: Callable[[Cluster, Calibration, Dtype], Machine] = resolve_machine,
 ) -> Estimator:
-    machine, recipe = resolve_machine(cluster, calibration, dtype=job.policy.compute), job.policy.recipe
+    machine, recipe = machine_of(cluster, calibration, job.policy.compute), job.policy.recipe
     if recipe is not None:
         if recipe.needs not in cluster.chip.peak_flop_rate:
             has, policies = cluster.chip.peak_flop_rate, PRECISION_POLICIES.items()
             runs = [str(name) for name, of in policies if of.compute in has and (of.recipe is None or of.recipe.needs in has)]
             rule = f"{cluster.chip.name} has no units for it ({recipe.needs})"
             raise bad_field("precision", job.precision, rule, f"use {', '.join(runs)} or another chip")
-        low = replace(resolve_machine(cluster, calibration, dtype=recipe.product), row_multiple=recipe.row_multiple)
+        low = replace(machine_of(cluster, calibration, recipe.product), row_multiple=recipe.row_multiple)
         machine = replace(machine, low=low)
     return make_estimator(job, cluster, machine, profile_for(job, profile), network_at)
 
@@ -177,3 +186,16 @@ def user_folders() -> tuple[Path, ...]:
         return (user_calibrations_dir(),)
     except InputError:
         return ()
+
+
+def is_calibrated(machine: Machine) -> bool:
+    """Return whether the matrix multiplies, most of a step, were measured on this chip."""
+    return machine.basis.parts["matmul"].startswith(Provenance.CALIBRATED)
+
+
+def uncalibrated(machine: Machine) -> str:
+    """Return in words what the chip has instead of a full calibration of its own; empty if it has one."""
+    if is_calibrated(machine):
+        return ""
+    is_partial = machine.basis.parts["matmul"].startswith(Provenance.PARTIAL)
+    return f"a {Provenance.PARTIAL} only" if is_partial else "no calibration of its own"

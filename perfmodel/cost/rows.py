@@ -9,32 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.context import AttentionBehaviour, attention_behaviours
+from perfmodel.cost.compute import AttentionBehaviour
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
-from perfmodel.workload.graph import (
-    CacheAttention,
-    Data,
-    Extent,
-    FusedAttention,
-    Graph,
-    Operator,
-    Product,
-    RoutedExperts,
-    Stream,
-    TensorRole,
-    Work,
-)
+from perfmodel.workload.graph import Graph, Operator, TensorRole
+from perfmodel.workload.work import CacheAttention, Data, Extent, FusedAttention, Product, RoutedExperts, Stream, Work
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
@@ -172,6 +162,8 @@ class RowCompiler:
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
+    _extents: dict[tuple[str, Extent], Amount] = field(default_factory=dict)
+    _meshes: dict[str, int] = field(default_factory=dict)
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
@@ -199,7 +191,7 @@ class RowCompiler:
                 if not amount.axes >= DATA_AXES:
                     raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
                 # the micro-batch is per data-parallel rank, so these axes cancel; an axis that does not shard the tensor multiplies it
-                cancelled = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
+                cancelled = amount.on_axes(amount.axes - self.data_axes, times=self.data_axes - amount.axes)
             self._known[amount] = self._amounts.setdefault(cancelled, len(self._amounts))
         return self._known[amount]
 
@@ -208,7 +200,14 @@ class RowCompiler:
         itemsize = data.itemsize
         if not itemsize and data.of is not None:
             itemsize = self.graph.tensors[op.operands[data.of].tensor].itemsize
-        return extent_amount(op, sharding, data.extent).scaled(itemsize or self.activation_bytes)
+        return self.elements(op, sharding, data.extent).scaled(itemsize or self.activation_bytes)
+
+    def elements(self, op: Operator, sharding: Sharding, extent: Extent) -> Amount:
+        """Return the elements of an operator's extent, computed once: its passes have many extents in common."""
+        key = op.name, extent
+        if key not in self._extents:
+            self._extents[key] = extent_amount(op, sharding, extent)
+        return self._extents[key]
 
     # --- rows -------------------------------------------------------------------------------------------------------------------------
 
@@ -216,13 +215,13 @@ class RowCompiler:
         """Add a piece of an operator's work."""
 
         def amount(extent: Extent) -> int:
-            return self.amount(extent_amount(op, sharding, extent))
+            return self.amount(self.elements(op, sharding, extent))
 
         match work:
             case Product():
                 columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
-                tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
+                tensors = [self.amount(self.elements(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
                 usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
                 rows = self._convolution if tensors else low if work.is_low else usual
                 if work.call in self._calls:
@@ -236,7 +235,12 @@ class RowCompiler:
                     self._add_to_gradient(op, sharding, work, segment=segment)
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
-                which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
+                behaviour = AttentionBehaviour(
+                    mask=work.mask,
+                    is_head_tail=self.profile.communication.context_chunks == HEAD_TAIL,
+                    shared_rate_fraction=self.profile.kernels.context_attention_rate_fraction,
+                )
+                which = self._behaviours.setdefault(behaviour, len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
                 others |= {"behaviour": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
@@ -247,7 +251,7 @@ class RowCompiler:
                 self._experts.append(ExpertsRow(name=name, segment=segment, work=work))
             case Stream() if work.accesses:
                 accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
-                elements = extent_amount(op, sharding, work.elements)
+                elements = self.elements(op, sharding, work.elements)
                 self.stream(
                     op,
                     sharding,
@@ -271,7 +275,7 @@ class RowCompiler:
         if target is None or target.role is not TensorRole.PARAMETER or not self.profile.kernels.fuses_gradient_accumulation:
             return
         accumulator = 4.0 if self.profile.state.accumulate_dtype == "fp32" else self.activation_bytes
-        elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
+        elements = self.elements(op, sharding, (*work.batch, *work.m, *work.n))
         more = elements.scaled(2.0 * accumulator - self.activation_bytes)
         self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
 
@@ -327,9 +331,11 @@ class RowCompiler:
         self._traffic.append(_Entry(segment, name, columns, repeats))
 
     def _mesh(self, op: Operator, sharding: Sharding) -> int:
-        reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
-        cuts = sharding.values() if reads_parameter else ()
-        return self.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
+        """Return the mask of the tensor axes that shard an operator with parameters."""
+        if op.name not in self._meshes:
+            reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
+            self._meshes[op.name] = self.mask(TENSOR_AXES.intersection(chain(*sharding.values()) if reads_parameter else ()))
+        return self._meshes[op.name]
 
     # --- arrays -----------------------------------------------------------------------------------------------------------------------
 

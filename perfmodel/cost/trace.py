@@ -21,19 +21,18 @@ import numpy as np
 from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
-from perfmodel.cost.event_simulation import pass_starts
 from perfmodel.cost.memory.plan import adding_up, scalar
 from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT
+from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT, pass_starts
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
-from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
+from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.measured import TRACE_NAMES
 from perfmodel.parallel.plan import Plan, place_of

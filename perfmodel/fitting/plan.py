@@ -15,8 +15,8 @@ from perfmodel.foundation.files import file_state
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
-from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import chip_cluster, state_chip_cluster
 from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.plan import Plan

@@ -39,8 +39,10 @@ from perfmodel.frameworks.options import (
 from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
+from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
-from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, ZeroStage
+from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 
 GENERIC = "generic"
@@ -99,6 +101,14 @@ class ExecutionProfile(Grouped):
         Gradients of stage 3 are reduced with their parameter unit during backward.
         """
         return 0.0 if zero == ZeroStage.PARAMETERS else min(self.timing.exposed_gradient_fraction + self.late_share(zero), 1.0)
+
+    def offloads_saved(self, recompute: Recompute) -> bool:
+        """Return whether saved activations of layers are offloaded to host memory.
+
+        Transfers overlap with compute (pinned buffers, a separate stream): a layer's pass takes at least as long as its transfers.
+        Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
+        """
+        return self.activations.offloads_activations or (self.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
     def late_share(self, zero: int) -> float:
         """Return the share of scattered gradients whose reduction waits for the end of backward."""
@@ -243,3 +253,21 @@ _OWN_KINDS = {field.name: str(field.type) for field in fields(ExecutionProfile) 
 _OPTIONAL = OPTIONAL | {"runs", "family", "unknown", "fitted", "release"}
 #: Fields that a profile does not inherit from its base.
 _OWN = frozenset({"name", "source", "unknown", "fitted", "release"})
+
+
+def profile_events(
+    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool
+) -> tuple[ParameterEvent, ...]:
+    """Return `parameter_events` for the options of `profile`. joins_ends: `is_one_end_unit` of all parameters."""
+    keeps = pipelined and profile.stages.pipeline_keeps_parameters
+    return parameter_events(
+        parameter,
+        zero=zero,
+        stores_shards_zero2=profile.state.zero2_stores_shards,
+        # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
+        reduces_each_microbatch=(profile.communication.reduces_each_microbatch and zero >= 2 and not keeps)
+        or (profile.communication.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
+        keeps_gathered=keeps,
+        reduces_tp_first=profile.communication.reduces_tp_gradients_first,
+        is_wanted_at_once=parameter.is_end and (joins_ends or parameter.is_last),
+    )

@@ -17,9 +17,8 @@ from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.framework_ref import framework_named
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.layout import Recompute, module_operators, read_modules
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.recompute_modules import operators_of, read_modules
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
@@ -152,7 +151,7 @@ def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
     if stated is None:
         return ""
     recipe = stated[1]
-    operators = set(operators_of(read_modules(recipe.recompute, "recompute"))) if recipe.recompute else set()
+    operators = set(module_operators(read_modules(recipe.recompute, "recompute"))) if recipe.recompute else set()
     differences = []
     if str(plan.dispatcher) != recipe.dispatcher:
         differences.append(f"the dispatcher {recipe.dispatcher}")

@@ -22,10 +22,11 @@ from perfmodel.frameworks.tiles import tiled, with_traffic
 from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.context_forms import RINGS
+from perfmodel.parallel.layout import RINGS
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operator, Tensor, TensorRole
 from perfmodel.workload.quantization import WeightPart
+from perfmodel.workload.work import Data, Product, Stream, Work, extent
 
 FLOAT32_BYTES = 4.0
 
@@ -99,20 +100,16 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
             op = with_traffic(op, graph, factor=traffic[op.kind])
         if profile.activations.adapter_dropout and name.endswith(ADAPTER_INPUT):
             # an adapter's first product saves its input after dropout, and the mask of one byte per entry
-            op = replace(op, saved=(*op.saved, Data(extent=op.extent(op.inputs[0].dims), itemsize=_DROPPED_BYTES)))
+            op = replace(op, saved=(*op.saved, Data(extent=extent(op.dims, op.inputs[0].dims), itemsize=_DROPPED_BYTES)))
         if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
-        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
-            # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
+        # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
+        is_embedding = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
+        if profile.kernels.fuses_gradient_accumulation and not is_embedding:
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
     return {**operators, **tiled(graph, operators, profile).operators}
-
-
-def _looks_up(op: Operator) -> bool:
-    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
-    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:

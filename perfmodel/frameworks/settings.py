@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.context_forms import RING, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.framework_ref import (
     ASYNC_TP_OVERLAP,
@@ -23,8 +22,7 @@ from perfmodel.parallel.framework_ref import (
     stated,
     unread,
 )
-from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.parallel.loss_forms import FUSED_LOSS, UPCAST_LOSS, WHOLE_LOSS
+from perfmodel.parallel.layout import FUSED_LOSS, RING, ULYSSES, ULYSSES_RULES, UPCAST_LOSS, WHOLE_LOSS, ZERO_STAGES
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.loss_forms import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, Work, count_of
+from perfmodel.parallel.layout import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
+from perfmodel.workload.graph import Graph, Operator, Tensor
+from perfmodel.workload.work import Data, Product, Stream, Work, count_of
 
 CHUNK_TOKENS = 256
 """Tokens of a chunk of the loss (TRL 1.13, `SFTConfig.loss_type="chunked_nll"`)."""

@@ -25,7 +25,7 @@ class Cluster:
     chips_per_node  chips per host; not the scale-up domain (GB200: 4 and 72)
     tiers           innermost first; the last one covers everything
     largest_job     largest job in chips if it is smaller than the last tier; 0 = no such limit
-    pools           one cluster per kind of chips, in the order of the ranks (`hardware/mixed.py`); chip, node and tiers are
+    pools           one cluster per kind of chips, in the order of the ranks (`hardware/cluster_text.py`); chip, node and tiers are
                     then those of the first pool
     """
 

@@ -31,10 +31,19 @@ from perfmodel.hardware.chip import (
     MemoryTier,
     UsualNode,
 )
-from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
+from perfmodel.hardware.cluster_text import (
+    ChipCluster,
+    PoolText,
+    chip_cluster,
+    cluster_of_pools,
+    is_mixed,
+    make_pool,
+    mixed_cluster,
+    read_speed,
+    state_chip_cluster,
+)
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
-from perfmodel.hardware.mixed import PoolText, cluster_of_pools, is_mixed, make_pool, mixed_cluster, read_speed
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.hardware.technology import chip_spec, is_chip_spec, technology_of
 
@@ -108,8 +117,8 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
-    is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
-    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/mixed.py`.
+    is a cluster too, with its usual node and links or with those given in the text: see `hardware/cluster_text.py`. Several kinds
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/cluster_text.py`.
     """
     check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:
@@ -127,10 +136,11 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
         if chip_name:
             return _around_chip(ChipCluster(chip=chip_name), num_chips)
     path = _find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips()))
-    content = read_yaml(path)
+    text = read_text(path, "YAML file")
+    content = parse_yaml(text, where=str(path))
     if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
         return _around_chip(state_chip_cluster(path), num_chips)
-    cluster = _cluster_of(content, str(path), is_shipped(path), path.parent)
+    cluster = _cluster_of(content, text, str(path), is_shipped(path), path.parent)
     return cluster if num_chips is None else cluster.with_chips(num_chips)
 
 
@@ -467,11 +477,11 @@ def _calibration_of(text: str, path: Path) -> "Calibration":
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
     """Parse the text of a cluster file whose chip is a shipped one."""
-    return _cluster_of(parse_yaml(text, where=where), where)
+    return _cluster_of(parse_yaml(text, where=where), text, where)
 
 
-def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
-    """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
+def _cluster_of(data: Mapping[str, Any], text: str, where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
+    """Build a cluster from the data of a text. folder: base of the path of a chip file; None: the chip is given by name."""
     if "pools" in data:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import MixedClusterFile
@@ -486,8 +496,14 @@ def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, f
 
         check(ClusterFile, data, where=where)
     chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
+    return _equal_chips_of(text, where, chip)
+
+
+@session_cache(maxsize=64)
+def _equal_chips_of(text: str, where: str, chip: Chip) -> Cluster:
+    """Build a cluster of equal chips from its text: of an edited file, or of another chip, it is another one."""
     with _located(where):
-        return _cluster(data, chip)
+        return _cluster(parse_yaml(text, where=where), chip)
 
 
 _NODE_TYPE = ("chip", "chips_per_node", "tiers")

@@ -10,8 +10,8 @@ from perfmodel.foundation.units import exact_quantity
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip import FACT_GROUPS, Chip
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import check_equal_chips
 from perfmodel.hardware.fabric import NetworkTier, Topology
-from perfmodel.hardware.mixed import check_equal_chips
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:

@@ -92,7 +92,7 @@ class Knobs:
     recompute_modules: Sequence[str] | None = word(
         "Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe",
         otherwise="selective recomputation is of core_attn", metavar="NAMES", takes="Sequence[str] | str", is_shorthand=True,
-        read=reader("parallel.recompute_modules", "read_modules"),
+        read=reader("parallel.layout", "read_modules"),
     )  # fmt: skip
     attention: str | None = _choice("flash or unfused", otherwise="the profile's if left out", choices=AttentionKernel, in_files="flash")
     order: Sequence[str] | None = word(
@@ -134,9 +134,9 @@ class Knobs:
         """Return the knobs as a plan has them: the open factor of `dp` goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
         if "recompute_modules" in given:
-            from perfmodel.parallel.recompute_modules import operators_of
+            from perfmodel.parallel.layout import module_operators
 
-            given["recompute_operators"] = operators_of(given.pop("recompute_modules"))
+            given["recompute_operators"] = module_operators(given.pop("recompute_modules"))
         if "rules" in given:
             if len(given["rules"]) > 1:
                 names = ",".join(rules.name for rules in given["rules"])

@@ -28,10 +28,10 @@ from perfmodel.parallel.layout import (
     Recompute,
     ZeroStage,
     check_order,
+    missing_module,
 )
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.recompute_modules import lacking
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -501,7 +501,7 @@ def make_plan(
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
     operators = _names(chosen.get("recompute_operators", recompute_operators), "recompute_operators")
-    without = lacking(operators, job.transformer)
+    without = missing_module(operators, job.transformer)
     if without:
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:

@@ -18,11 +18,10 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import check_rule_set, rule_set_from_dict, rule_set_of
 from perfmodel.parallel.framework_ref import read_settings, stated
 from perfmodel.parallel.knobs import Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.layout import DEFAULT_ORDER, MODULES, module_operators
 from perfmodel.parallel.model_fields import model_to_dict, read_model
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
-from perfmodel.parallel.recompute_modules import MODULES, operators_of
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import SERVING_KIND, Pools, ServingPlan
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -174,7 +173,7 @@ def _check_recompute_operators(plan: Plan) -> None:
     blocks = {region.name for region in graph.regions if region.is_block}
     inside = [operator for operator in graph.operators if operator.layer in blocks and operator.forward]
     known = {operator.name_in_layer for operator in inside} | {operator.group for operator in inside if operator.group}
-    known |= set(operators_of(tuple(MODULES)))  # a model need not have all of them
+    known |= set(module_operators(tuple(MODULES)))  # a model need not have all of them
     for name in plan.recompute_operators:
         if name not in known:
             quoted = one_line(name, 80)

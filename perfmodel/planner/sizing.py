@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.cost.training_run import TrainingRun
 from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.units import format_count
-from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.parallel.rows import not_predicted_row, prediction_row
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total

@@ -14,8 +14,8 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
-from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes

@@ -13,10 +13,11 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.text import flop_rate_text
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.frameworks.profile import GENERIC
-from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, rule_labels
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.interval import COVERAGE, StepInterval
+from perfmodel.parallel.layout import recompute_words
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import (
     PROBABILITY,
@@ -28,7 +29,6 @@ from perfmodel.parallel.prediction import (
     routed_text,
     trained_text,
 )
-from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.training_run import training_cost, training_time
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words

@@ -11,7 +11,7 @@ from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
-from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout

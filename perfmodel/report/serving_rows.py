@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import COLUMNS
 from perfmodel.parallel.serving.prediction import ServingPrediction

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
-from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.serving.plan import ServiceLayout, ServingLayout
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
 from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object, short_layout

@@ -15,7 +15,7 @@ from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.mixed import MixedEstimator, mixed_step_time
 from perfmodel.cost.programs import Compiled
-from perfmodel.cost.step import element_bytes
+from perfmodel.cost.update import element_bytes
 from perfmodel.frameworks.options import RateOptions
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP

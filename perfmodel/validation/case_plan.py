@@ -15,13 +15,12 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.files import file_state
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path
-from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.frameworks.releases import ReleaseRecipe
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.layout import ZeroStage, even_stage_layers
+from perfmodel.parallel.layout import ZeroStage, even_stage_layers, module_operators, read_modules
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.recompute_modules import operators_of, read_modules
+from perfmodel.parallel.stage_cuts import stage_layers_by_cost
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
 from perfmodel.validation.expert_cases import (
     assumed_layers,
@@ -290,13 +289,13 @@ def _recompute(
     if value is None:
         assumed.append("recompute")
         if recipe_modules:
-            return "selective", operators_of(read_modules(recipe_modules, "recompute"))
+            return "selective", module_operators(read_modules(recipe_modules, "recompute"))
         value = framework.recomputation.recompute
     if value == "minimal_offloaded":
         value = "selective"
     modules = megatron_flags(settings).get("recompute-modules", "").strip("[]").split()
     if value == "selective" and modules:
-        return value, operators_of(read_modules(modules, "recompute-modules"))
+        return value, module_operators(read_modules(modules, "recompute-modules"))
     return value, framework.recomputation.operators(zero)
 
 

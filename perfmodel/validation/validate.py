@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.assemble import PlanColumns
-from perfmodel.cost.calibrated import uncalibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, with_kept_programs
 from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.cost.mixed import mixed_estimator
-from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.cost.resolve import resolve_estimator, uncalibrated
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_headroom import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically

@@ -13,7 +13,7 @@ from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.framework_ref import SETTING_NAMES, framework_named
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.offloads import OFFLOADS
+from perfmodel.parallel.layout import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request

@@ -19,8 +19,8 @@ from perfmodel.foundation.values import doubled, read_integer, several
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
+from perfmodel.hardware.cluster_text import check_equal_chips, is_mixed
 from perfmodel.hardware.fabric import NetworkTier
-from perfmodel.hardware.mixed import check_equal_chips, is_mixed
 from perfmodel.hardware.technology import ChipSpec, MemorySpec
 from perfmodel.parallel.knobs import Knobs, ServingKnobs
 from perfmodel.parallel.request import Request, ServingRequest
@@ -208,7 +208,7 @@ def spec_of(cluster: object) -> ChipSpec | None:
     """Return the specification that a cluster is named after; None for any other cluster."""
     from perfmodel.foundation.files import read_yaml
     from perfmodel.foundation.values import is_path
-    from perfmodel.hardware.chip_cluster import chip_cluster
+    from perfmodel.hardware.cluster_text import chip_cluster
     from perfmodel.hardware.technology import is_chip_spec, list_chip_specs, load_chip_spec
 
     if is_mixed(str(cluster)):

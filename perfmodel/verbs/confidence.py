@@ -23,7 +23,7 @@ Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 
 def need_intervals(settings: Iterable[Setting]) -> bool:
     """Return whether step times are shown with their interval by default: the kernels of a chip were not measured on it."""
-    from perfmodel.cost.calibrated import is_calibrated
+    from perfmodel.cost.resolve import is_calibrated
 
     return not all(is_calibrated(setting.estimator.machine) for setting in settings)
 
@@ -37,8 +37,7 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
 
 def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     """Return the 80 % interval of the plan's step time, with its grade."""
-    from perfmodel.cost.calibrated import is_calibrated, uncalibrated
-    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.cost.resolve import choose_calibration, is_calibrated, uncalibrated
     from perfmodel.uncertainty.account import open_in
     from perfmodel.uncertainty.fitted_interval import fitted_interval
     from perfmodel.uncertainty.grade import trust_in

@@ -83,7 +83,7 @@ def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, pr
 def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
     """Return the result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
-    from perfmodel.hardware.mixed import in_proportion
+    from perfmodel.hardware.cluster_text import in_proportion
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 

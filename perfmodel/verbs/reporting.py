@@ -15,7 +15,7 @@ from perfmodel.cost.trace import Detail, rank_timelines
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction

@@ -134,8 +134,7 @@ def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
 
 def needs_chips(cluster: object) -> bool:
     """Return whether a request needs a number of chips: a shipped cluster has any number; this machine, a file or an object has its own."""
-    from perfmodel.hardware.chip_cluster import chip_cluster
-    from perfmodel.hardware.mixed import is_mixed
+    from perfmodel.hardware.cluster_text import chip_cluster, is_mixed
     from perfmodel.hardware.reader import LOCALHOST
 
     if not isinstance(cluster, (str, Path)) or str(cluster) == LOCALHOST:

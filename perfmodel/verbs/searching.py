@@ -140,9 +140,8 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
 
     any_framework   include plans that the framework cannot run
     """
-    from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel
+    from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, module_operators, useful_modules
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
-    from perfmodel.parallel.recompute_modules import operators_of, useful_lists
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space, searched_rules
 
     if not isinstance(maximum, Mapping):
@@ -169,7 +168,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
         for name, value in maximum.items()
     }
     orders = SEARCHED_ORDERS if order is None else (order,)
-    operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
+    operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else module_operators(modules)
     runs = profile.runs
     tries_lists = runs.recompute_modules and "recompute" not in fixed and attention is AttentionKernel.FLASH
     space = Space(
@@ -178,7 +177,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
         orders=orders,
         rules=rules or searched_rules(profile, setting.job.seq_len),
         recompute_operators=operators,
-        lists=tuple(map(operators_of, useful_lists(setting.job.transformer))) if tries_lists else (),
+        lists=tuple(map(module_operators, useful_modules(setting.job.transformer))) if tries_lists else (),
         dispatchers=runs.dispatchers(setting.cluster.chip.name),
     )
     return space if any_framework else runnable_space(space, profile, setting.job), attention

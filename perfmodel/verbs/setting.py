@@ -15,12 +15,12 @@ from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, read_integer
 from perfmodel.frameworks.releases import unlike_recipe
 from perfmodel.frameworks.settings import with_stated
-from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
-from perfmodel.parallel.context_forms import rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.layout import rules_of_form
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.verbs.settable import attention_note, default_loss, small_loss
@@ -207,8 +207,7 @@ def constants_of(
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
     """Return the reference of the cluster in a plan file, and the cluster with that number of chips."""
-    from perfmodel.hardware.chip_cluster import chip_cluster
-    from perfmodel.hardware.mixed import is_mixed
+    from perfmodel.hardware.cluster_text import chip_cluster, is_mixed
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 
     check_name(cluster, "cluster", Cluster, "see `perfmodel clusters`")

@@ -22,8 +22,8 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
+from perfmodel.parallel.layout import MODULES
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.api import explain_plan
 from perfmodel.verbs.configs import Start, start_from

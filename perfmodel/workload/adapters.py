@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.freezing import with_frozen
-from perfmodel.workload.graph import Data, Extent, Graph, Operand, Operator, Product, Region, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operand, Operator, Region, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart
+from perfmodel.workload.work import Data, Extent, Product, Stream, Work, extent
 
 #: Layer that is the first run of the repeated one: below its first adapter there is no backward.
 FIRST = "first_layer"
@@ -208,12 +208,12 @@ class _Adapter:
     def norm(self) -> tuple[Work, ...]:
         """Return the work of B A, s B A, W + s B A and the norm of its rows; the linear operator runs it, because it reads W."""
         weight, like = self.operator.inputs[1], self.operator
-        entries = like.extent(weight.dims)
+        entries = extent(like.dims, weight.dims)
         plain = Data(extent=entries, itemsize=self.graph.tensors[weight.tensor].itemsize)
         product = Product(
-            batch=like.extent(self.batch),
-            m=like.extent(tuple(dim for dim in self.magnitude.dims if dim not in self.batch)),
-            n=like.extent(self.a.dims[len(self.batch) + len(self.halves) + 1 :]),
+            batch=extent(like.dims, self.batch),
+            m=extent(like.dims, tuple(dim for dim in self.magnitude.dims if dim not in self.batch)),
+            n=extent(like.dims, self.a.dims[len(self.batch) + len(self.halves) + 1 :]),
             k=((self.rank, ""),),
             is_grouped=self.is_grouped,
         )
@@ -260,13 +260,13 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
         if weight is None or weight.has_gradient:
             operators.append(operator)
             continue
-        entries = operator.extent(operator.inputs[1].dims)
+        entries = extent(operator.dims, operator.inputs[1].dims)
         plain = Data(extent=entries, itemsize=weight.itemsize)
         dequantize = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
         again = operator.backward
         maker = graph.producer(operator.inputs[0].tensor)
         is_copy = maker is not None and maker.is_attention
-        kept = Data(extent=operator.extent(operator.inputs[0].dims), of=None if is_copy else 0)
+        kept = Data(extent=extent(operator.dims, operator.inputs[0].dims), of=None if is_copy else 0)
         is_decomposed = training.decomposes and training.adapts(operator.name_in_layer)
         tensors[weight.name] = replace(weight, itemsize=bytes_per_weight)
         operators.append(

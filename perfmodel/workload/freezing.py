@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from perfmodel.workload.graph import Graph, Operator, Pass, Product, Stream, TensorRole, Work
+from perfmodel.workload.graph import Graph, Operator, TensorRole
+from perfmodel.workload.work import Pass, Product, Stream, Work
 
 
 def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:

@@ -17,7 +17,7 @@ The last makes a weight's gradient partial on the axes of the batch: data parall
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -25,26 +25,25 @@ from itertools import chain
 from math import inf, prod
 from typing import Any
 
-from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.by_length import ByLength
-from perfmodel.workload.causal import CausalWindow
-from perfmodel.workload.dim_roles import NO_ROLES, DimRoles
 from perfmodel.workload.quantization import WeightPart
-
-#: (size, dim) of each factor of a number of elements; dim "" where no axis shards the factor: a window, a gate, a joined dim.
-Extent = tuple[tuple[int, str], ...]
+from perfmodel.workload.work import (
+    Data,
+    Extent,
+    FusedAttention,
+    OwnTraffic,
+    Product,
+    Work,
+    extents_of,
+    flops_of,
+)
 
 #: Bytes of a token id or position: int64, as in torch's embeddings and losses.
 INDEX_BYTES = 8.0
 
 Setting = int | float | str | bool | tuple[int, ...]
-
-
-class Pass(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
 
 
 class TensorRole(StrEnum):
@@ -62,166 +61,55 @@ class Operand:
     dims: tuple[str, ...]
 
 
-# --- work -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """Elements that an operator reads, writes or saves.
-
-    of           index of the operand: the inputs, then the output; None: internal data (masks, statistics)
-    is_gradient  the elements are of that operand's gradient
-    itemsize     bytes of an element; 0 for that of the operand's tensor, or of activations
-    """
-
-    extent: Extent
-    of: int | None = None
-    is_gradient: bool = False
-    itemsize: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """A batch of matrix products [m, k] x [k, n], repeated `repeats` times in sequence (time steps).
-
-    tensors      of a convolution: input, weight and output as stored (m x k counts an input entry once per window)
-    is_low       operands in fewer bits, by the job's recipe
-    is_grouped   one call of a grouped GEMM kernel (experts)
-    gradient_of  in backward: index of the only input whose gradient it computes; None: not given
-    call         products with the same call run as one kernel, whose n is their sum; "": a separate kernel
-    """
-
-    batch: Extent = ()
-    m: Extent = ()
-    n: Extent = ()
-    k: Extent = ()
-    repeats: int = 1
-    tensors: tuple[Extent, ...] = ()
-    gradient_of: int | None = None
-    is_grouped: bool = False
-    is_low: bool = False
-    call: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """A pass over memory: `elements` of its output, and the data that it reads and writes.
-
-    kernel             class of its efficiency (`hardware.calibration.KernelClass`)
-    is_launched_along  launched by the call of another kernel, which accounts for the host time
-    is_fused           part of a neighbour's kernel, which accounts for the minimum kernel time
-    element_flops      computed per element                     [FLOP]
-    only_across        axes: a separate kernel only where these have more than one rank, else part of the kernel before it; none: always
-    """
-
-    kernel: str
-    elements: Extent
-    accesses: tuple[Data, ...]
-    repeats: int = 1
-    is_launched_along: bool = False
-    is_fused: bool = False
-    element_flops: float = 0.0
-    only_across: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedAttention:
-    """A fused attention kernel; under a causal mask it computes a share of the scores.
-
-    head_dim         entries of a query or key head
-    value_head_dim   entries of a value head, where different; 0: the same
-    """
-
-    batch: Extent
-    heads: Extent
-    kv_heads: Extent
-    queries: Extent
-    keys: Extent
-    head_dim: int
-    value_head_dim: int = 0
-    mask: CausalWindow | None = None
-
-    @property
-    def width(self) -> float:
-        """Mean of the contraction width and the output width of its two products, per head."""
-        return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheAttention:
-    """Attention of new tokens to a cache; the numbers of new and cached tokens are columns of a step.
-
-    head_dim, value_head_dim   entries of a query or key head, and of a value head
-    latent         cached entries per token in place of keys and values: latent and rotary key; (0, 0): none
-    window         most keys that a query attends to, in the share `windowed` of the layers that the operator stands for; 0: all
-    index          heads and head dim of the indexer that selects those keys per query; (0, 0): the most recent keys
-    takes_prompts  the step prefills in addition to decoding
-    """
-
-    heads: Extent
-    kv_heads: Extent
-    head_dim: int
-    value_head_dim: int
-    latent: tuple[int, int] = (0, 0)
-    window: int = 0
-    windowed: float = 0.0
-    index: tuple[int, int] = (0, 0)
-    takes_prompts: bool = False
-
-    @property
-    def cached_dims(self) -> tuple[int, int]:
-        """Entries of a cached key and of its value. A latent serves as both: its first part is the value."""
-        return (sum(self.latent), self.latent[0]) if self.latent[0] else (self.head_dim, self.value_head_dim)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedExperts:
-    """The experts of a layer as one fused call, dispatch and combine included.
-
-    matrices   input projections of an expert: 2 if gated
-    """
-
-    num_experts: int
-    top_k: int
-    width: int
-    hidden_size: int
-    matrices: int
-
-
-Work = Product | Stream | FusedAttention | CacheAttention | RoutedExperts
-
-
-def extents_of(work: Work) -> tuple[Extent, ...]:
-    """Return the sizes of which a work is a function."""
-    match work:
-        case Product():
-            return (work.batch, work.m, work.n, work.k, *work.tensors)
-        case Stream():
-            return (work.elements, *[access.extent for access in work.accesses])
-        case FusedAttention():
-            return (work.batch, work.heads, work.kv_heads, work.queries, work.keys)
-        case CacheAttention():
-            return (work.heads, work.kv_heads)
-    return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnTraffic:
-    """A collective that the operator issues itself where any of the dims `over` is sharded; its group is all axes that shard them.
-
-    extent    elements of the full buffer in the group; for an all-to-all the local buffer, for a send the message
-    itemsize  bytes of an element; 0 for that of activations
-    """
-
-    kind: CollectiveKind
-    over: tuple[str, ...]
-    extent: Extent
-    phase: Pass
-    repeats: int = 1
-    itemsize: float = 0.0
+# --- operators ------------------------------------------------------------------------------------------------------
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimRoles:
+    """Dims of an operator with a role beyond their size.
+
+    sums      dims that are summed over, so that the output lacks them: sharding them leaves the output partial
+    unsplit   dims that no axis may shard
+    padded    dims whose shards may be uneven (a vocabulary); other dims must be divisible by the degrees that shard them
+
+    In a graph whose batch is a quantity of the plan and whose axes rule sets assign:
+
+    logical     names of dims in rule sets: they belong to the operator, not to the tensor (R16); default: the dim's name
+    per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `Operator.dims`
+    per_token   dims that count tokens of a sequence: their size is the sequence length times that in `Operator.dims`
+    stretched   dims of size 1 of which each shard holds a full copy (the weight form of grouped-query attention)
+    """
+
+    sums: tuple[str, ...] = ()
+    unsplit: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
+    logical: Mapping[str, str] = field(default_factory=dict)
+    per_sample: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
+    stretched: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the dims of every role; one with several roles comes several times."""
+        return chain(self.sums, self.unsplit, self.padded, self.logical, self.per_sample, self.per_token, self.stretched)
+
+    def with_dims(self, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> DimRoles:
+        """Return the roles after a change of dims that renames them or leaves some out."""
+        return DimRoles(
+            sums=change(self.sums),
+            unsplit=change(self.unsplit),
+            padded=change(self.padded),
+            logical={dim: logical for before, logical in self.logical.items() for dim in change((before,))},
+            per_sample=change(self.per_sample),
+            per_token=change(self.per_token),
+            stretched=change(self.stretched),
+        )
+
+
+#: Of an operator whose dims all may be sharded evenly.
+NO_ROLES = DimRoles()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +134,10 @@ class Operator:
     settings  arguments of the torch function (stride, padding, window ...)
     layer     group for pipelines and reports ("encoder.3"); in a decoder embedding, layer or head; "" for none
     group     operator set for selective recomputation
+
+    operands  inputs, then the output, in the order of `Data.of`
+    is_product, is_attention   the forward pass has a matrix product; it is fused attention
+    name_in_layer   name without the layer prefix: q_proj of `layer3.q_proj`
     """
 
     name: str
@@ -267,15 +159,23 @@ class Operator:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     layer: str = ""
     group: str = ""
+    operands: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
+    is_product: bool = field(init=False, repr=False, compare=False)
+    is_attention: bool = field(init=False, repr=False, compare=False)
+    name_in_layer: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        kinds = {*map(type, self.forward)}
+        derived = (*self.inputs, self.output), Product in kinds, FusedAttention in kinds, self.name.removeprefix(f"{self.layer}.")
+        for name, value in zip(("operands", "is_product", "is_attention", "name_in_layer"), derived, strict=True):
+            object.__setattr__(self, name, value)
         for name, size in self.dims.items():
             if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
                 continue
             if not (isinstance(size, float | Fraction) and 0 < size < inf):  # mean rows of an expert, a share of a token
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
         for operand in self.operands:
-            named = [dim for dim in operand.dims if dim]
+            named = (*filter(None, operand.dims),)
             for dim in named:
                 if dim not in self.dims:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
@@ -299,32 +199,13 @@ class Operator:
                     raise InputError(f"operator {self.name}: an extent has size {size}: must be positive; correct the shape")
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Inputs, then the output, in the order of `Data.of`."""
-        return (*self.inputs, self.output)
-
-    @property
     def kept(self) -> tuple[str, ...]:
         """Names of the inputs and the output that are saved for backward."""
-        operands = self.operands
-        return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
+        return tuple(self.operands[data.of].tensor for data in self.saved if data.of is not None)
 
     def streams(self, operand: Operand) -> bool:
         """Return whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
-        return any(self.inputs[position] == operand for position in self.streamed)
-
-    @property
-    def is_product(self) -> bool:
-        return any(isinstance(work, Product) for work in self.forward)
-
-    @property
-    def is_attention(self) -> bool:
-        return any(isinstance(work, FusedAttention) for work in self.forward)
-
-    @property
-    def name_in_layer(self) -> str:
-        """Name without the layer prefix: q_proj of `layer3.q_proj`."""
-        return self.name.removeprefix(f"{self.layer}.")
+        return operand in map(self.inputs.__getitem__, self.streamed)
 
     def logical_name(self, dim: str) -> str:
         return self.roles.logical.get(dim, dim)
@@ -332,10 +213,6 @@ class Operator:
     def size(self, dims: tuple[str, ...]) -> int:
         """Return the elements over these dims; in a decoder's graph for one sequence."""
         return prod(self.dims[name] for name in dims)
-
-    def extent(self, dims: tuple[str, ...]) -> Extent:
-        """Return the extent of these dims."""
-        return tuple((self.dims[name], name) for name in dims if name)
 
     @property
     def flops(self) -> float:
@@ -346,31 +223,6 @@ class Operator:
     def flops_by_length(self) -> tuple[ByLength, ...]:
         """FLOPs of each work as functions of the sequence length. [FLOP]"""
         return tuple(flops_of(work, self.roles.per_token) for work in self.forward)
-
-
-def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:
-    """Return the FLOPs of products, a multiply-add as 2; per_token: the dims that count tokens. [FLOP]"""
-    match work:
-        case Product():
-            base = 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
-            power = sum(length_power(extent, per_token) for extent in (work.batch, work.m, work.n, work.k))
-            return ByLength(base=base, power=power)
-        case FusedAttention():
-            scores = count_of(work.batch) * count_of(work.heads) * count_of(work.queries) * count_of(work.keys)
-            power = sum(length_power(extent, per_token) for extent in (work.batch, work.heads, work.queries, work.keys))
-            keys = count_of(work.keys), length_power(work.keys, per_token)
-            return ByLength(base=4.0 * scores * work.width, power=power, mask=work.mask, keys=keys)
-    return ByLength()
-
-
-def count_of(extent: Extent) -> float:
-    """Return the number of elements; in a decoder's graph of one sequence or one token."""
-    return float(prod(size for size, _ in extent))
-
-
-def length_power(extent: Extent, per_token: Container[str]) -> int:
-    """Return the power of the sequence length in the number of elements; per_token: the dims that count tokens."""
-    return sum(dim in per_token for _, dim in extent)
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------
@@ -497,6 +349,7 @@ class Graph:
     blocks   layers that run once but are blocks -> `Region.host_layers`
     compute_bytes   bytes of an activation element by default; 0: as of the tensor between repeated layers
     regions  the layers, in order
+    trained  names of the parameters with gradients; activations_with_gradient: of the activations with gradients
     loss     the operator that ends the step, if named
     tied     parameters that several layers read
     """
@@ -512,11 +365,17 @@ class Graph:
     blocks: Mapping[str, float] = field(default_factory=dict)
     compute_bytes: float = 0.0
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
+    trained: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    activations_with_gradient: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _consumers: dict[str, list[tuple[Operator, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _layers: dict[str, list[Operator]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, tensor in self.tensors.items():
+            if tensor.has_gradient and tensor.role is not TensorRole.INDEX:
+                (self.trained if tensor.role is TensorRole.PARAMETER else self.activations_with_gradient).add(name)
         names: set[str] = set()
         for index, operator in enumerate(self.operators):
             if operator.name in names:
@@ -524,18 +383,19 @@ class Graph:
             names.add(operator.name)
             self._layers.setdefault(operator.layer, []).append(operator)
             for operand in operator.operands:
-                tensor = self.tensors.get(operand.tensor)
-                if tensor is None:
+                if operand.tensor not in self.tensors:
                     raise InputError(f"operator {operator.name}: tensor {operand.tensor!r} is not in the graph; declare it")
-                if len(tensor.shape) != len(operand.dims):
+                shape = self.tensors[operand.tensor].shape
+                if len(shape) != len(operand.dims):
                     raise InputError(
                         f"operator {operator.name}: operand {operand.tensor} has dims={operand.dims}: must be one for each position of "
-                        f"shape {tensor.shape}"
+                        f"shape {shape}"
                     )
             if operator.output.tensor in self._made:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
             for position, operand in enumerate(operator.inputs):
                 self._read.setdefault(operand.tensor, []).append((index, position))
+                self._consumers.setdefault(operand.tensor, []).append((operator, position))
             self._made[operator.output.tensor] = index
         for name, ((first, _), *_) in self._read.items():
             if first <= self._made.get(name, -1):
@@ -577,7 +437,7 @@ class Graph:
 
     def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
         """Return the operators that read a tensor, each with its input position."""
-        return [(self.operators[index], position) for index, position in self._read.get(tensor, ())]
+        return self._consumers.get(tensor, [])
 
     def operator(self, name: str) -> Operator:
         for operator in self.operators:
@@ -617,16 +477,6 @@ class Graph:
     def parameters(self) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
 
-    def is_trained(self, operand: Operand) -> bool:
-        """Return whether the operand is a parameter with a gradient."""
-        tensor = self.tensors[operand.tensor]
-        return tensor.role is TensorRole.PARAMETER and tensor.has_gradient
-
-    def makes_gradient(self, operand: Operand) -> bool:
-        """Return whether the operand is an activation with a gradient."""
-        tensor = self.tensors[operand.tensor]
-        return tensor.role is TensorRole.ACTIVATION and tensor.has_gradient
-
     @property
     def layer_parameters(self) -> dict[str, int]:
         """Parameter elements by the first layer that reads them."""
@@ -650,11 +500,10 @@ class Graph:
     @property
     def num_frozen_in_products(self) -> int:
         """Number of frozen parameters that products read."""
-        return self._number_of(
-            tensor
-            for tensor in self.parameters
-            if not tensor.has_gradient and any(reader.is_product for reader, _ in self.consumers(tensor.name))
-        )
+        frozen = [tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER and not tensor.has_gradient]
+        if not frozen:
+            return 0
+        return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
 
     def _number_of(self, parameters: Iterable[Tensor]) -> int:
         """Return the elements of parameters in all runs of the first layers that read them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, WeightCasts, Work
+from perfmodel.workload.graph import Graph, Operator, Tensor, TensorRole, WeightCasts
 from perfmodel.workload.recipes import KEPT_HIGH, Recipe
+from perfmodel.workload.work import Data, Product, Stream, Work, extent
 
 #: Kinds that can write a cast copy with or instead of their output: a cast after them reads nothing.
 _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
@@ -94,7 +95,7 @@ def _weight_casts(weight: Tensor, recipe: Recipe, *, keeps_copies: bool, is_gath
 def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -> Operator:
     """Add a cast pass to each product that reads the weight: forward, and backward for the input's gradient. For a weight gathered in the
     cast format, only the operand order of backward is made, from the copy."""
-    weight = Data(extent=op.extent(op.inputs[1].dims), of=1)
+    weight = Data(extent=extent(op.dims, op.inputs[1].dims), of=1)
     if is_gathered_low:
         copy = replace(weight, of=None, itemsize=recipe.copy_bytes)
         again = [_cast(copy, recipe, 1, 1)] if recipe.weight_copies > 1 else []
@@ -111,7 +112,7 @@ def _with_padding(op: Operator, graph: Graph) -> Operator:
     maker = graph.producer(op.inputs[0].tensor)
     is_first = maker is not None and maker.kind == "permute"
     position = 0 if is_first else len(op.inputs)
-    rows = Data(extent=op.extent(op.operands[position].dims), of=position)
+    rows = Data(extent=extent(op.dims, op.operands[position].dims), of=position)
     gradient = replace(rows, is_gradient=True)
     copy = Stream(kernel="permute", elements=rows.extent, accesses=(rows, rows))
     back = Stream(kernel="permute", elements=rows.extent, accesses=(gradient, gradient))
@@ -134,8 +135,8 @@ def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
 
 
 def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool, keeps_copies: bool) -> Operator:
-    entries = next((data.extent for data in op.saved if data.of == 0), op.extent(op.inputs[0].dims))
-    into, out = Data(extent=entries, of=0), Data(extent=op.extent(op.output.dims), of=len(op.inputs), is_gradient=True)
+    entries = next((data.extent for data in op.saved if data.of == 0), extent(op.dims, op.inputs[0].dims))
+    into, out = Data(extent=entries, of=0), Data(extent=extent(op.dims, op.output.dims), of=len(op.inputs), is_gradient=True)
     maker = graph.producer(op.inputs[0].tensor)
     writes_copies = maker is not None and maker.kind in _FUSES_CASTS and maker.layer == op.layer
     forward, saved = list(map(_low, op.forward)), op.saved

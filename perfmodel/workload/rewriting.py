@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perfmodel.workload.graph import CacheAttention, Data, Extent, FusedAttention, Operator, Product, RoutedExperts, Stream, Work
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.work import CacheAttention, Data, Extent, FusedAttention, Product, RoutedExperts, Stream, Work
 
 
 def with_extents(operator: Operator, change: Callable[[Extent], Extent], **fields: object) -> Operator:

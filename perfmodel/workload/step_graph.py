@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import CacheAttention, Extent, Graph, Operand, Operator, Tensor
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor
 from perfmodel.workload.kinds.cache import (
     UPDATE_KERNELS,
     UPDATE_PRODUCTS,
@@ -25,6 +25,7 @@ from perfmodel.workload.kinds.cache import (
 )
 from perfmodel.workload.rewriting import with_extents
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import CacheAttention, Extent
 
 PROMPT_LENGTH = 2048
 LAST = "last"

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from perfmodel.foundation.session import session_cache
 from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, sizes_of
-from perfmodel.workload.decoder.head import write_further_tokens, write_loss
-from perfmodel.workload.decoder.layer import write_layer
+from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, sizes_of
+from perfmodel.workload.decoder.layer import write_further_tokens, write_layer, write_loss
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
 from perfmodel.workload.routing import EVEN, RankRows
 
@@ -22,7 +21,7 @@ def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
     """Return the sizes of dims that must be divisible by their degrees, by logical name."""
     sizes = sizes_of(model, seq_len)
     unlimited = (PER_SAMPLE, STRETCHED, PADDED)
-    return {logical: sizes[dim] for word, logical in LOGICAL.items() if (dim := dim_of(word)) in sizes and dim not in unlimited}
+    return {logical: sizes[dim] for word, logical in LOGICAL.items() if (dim := word.partition("_")[0]) in sizes and dim not in unlimited}
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:

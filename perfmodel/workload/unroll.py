@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Tensor
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor
 from perfmodel.workload.layer_specs import interleaved
 from perfmodel.workload.rewriting import with_extents
+from perfmodel.workload.work import Extent
 
 #: The largest built-in network has a third of them.
 MAX_OPERATORS = 10_000

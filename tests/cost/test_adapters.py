@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.parallel.algebra.traffic_classes import COMM
+from perfmodel.parallel.algebra.sharding import COMM
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.plan_file import read_plan, write_plan

@@ -16,9 +16,9 @@ from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.plan import make_plan
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 from tests.cost.jobs import estimator_of, make_job
 from tests.cost.machines import make_tier
 

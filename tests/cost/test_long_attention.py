@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel.cost.compute import attention_backward_time, attention_time
-from perfmodel.cost.context import SHARED_BLOCK, AttentionBehaviour, attention_share
+from perfmodel.cost.compute import SHARED_BLOCK, AttentionBehaviour, attention_backward_time, attention_share, attention_time
 from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.frameworks.profile import load_profile

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.program import PHASES, SAVED, segment
-from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
+from perfmodel.parallel.algebra.sharding import COMM, comm_class
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model

@@ -13,13 +13,8 @@ from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
-from perfmodel.cost.step import (
-    element_bytes,
-    exposed_sends,
-    host_factor,
-    pace,
-    phase_launches,
-)
+from perfmodel.cost.step import exposed_sends, host_factor, pace, phase_launches
+from perfmodel.cost.update import element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.layout import ZERO_STAGES, PipelineSchedule

@@ -5,8 +5,8 @@ import pytest
 from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.workload.graph import Product, Stream
 from perfmodel.workload.step_graph import step_graph
+from perfmodel.workload.work import Product, Stream
 from tests.execute.jobs import tiny
 
 

@@ -7,9 +7,10 @@ from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import CHUNK_TOKENS, logit_share
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
-from perfmodel.workload.graph import Graph, flops_of
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import flops_of
 
 TORCH = load_profile("torch-fsdp2")
 SEQ_LEN = 2**18

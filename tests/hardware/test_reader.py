@@ -140,6 +140,18 @@ def test_a_cluster_file_may_bring_its_own_chip(tmp_path):
     assert load_cluster(tmp_path / "mine.yaml").chip.name == "mychip"
 
 
+def test_an_edited_cluster_file_or_chip_file_is_another_cluster(tmp_path):
+    chip, cluster = tmp_path / "mychip.yaml", tmp_path / "mine.yaml"
+    chip.write_text((SPECS / "chips" / "l4-24gb.yaml").read_text().replace("name: l4-24gb", "name: mychip"))
+    cluster.write_text((SPECS / "clusters" / "dgx-h100.yaml").read_text().replace("chip: h100-sxm-80gb", "chip: mychip.yaml"))
+    first = load_cluster(cluster)
+    assert load_cluster(cluster) is first
+    chip.write_text(chip.read_text().replace("launch_year: 2023", "launch_year: 2024"))
+    assert load_cluster(cluster).chip.launch_year == 2024
+    cluster.write_text(cluster.read_text().replace("num_chips: 8", "num_chips: 16"))
+    assert load_cluster(cluster).num_chips == 16
+
+
 @pytest.mark.parametrize("chip", list_chips())
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_any_chip_makes_a_cluster_with_its_usual_links(chip, nodes):

@@ -19,7 +19,8 @@ from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.stages import stages_of, total_pass
-from perfmodel.cost.step import element_bytes, held_elements, parameter_terms, region_times
+from perfmodel.cost.step import region_times
+from perfmodel.cost.update import element_bytes, held_elements, parameter_terms
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.derive import derive

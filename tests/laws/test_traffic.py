@@ -6,9 +6,10 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout, redistribute
-from perfmodel.workload.graph import Pass, TensorRole
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 from tests.laws.volumes import amount_bytes, derivation_of, group_size, layer_traffic, total_wire_bytes, totals
 from tests.parallel.small_graphs import SIZE, operator, small_graph
 

@@ -8,11 +8,11 @@ from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, ShardedGraph, Traffic, derive
-from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events, stored_rows, zero_axes
+from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events, shard_axes, stored_rows
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 
 Sizes = Mapping[str, int]
 
@@ -78,7 +78,7 @@ def event_elements(parameter: ParameterLayout, event: ParameterEvent, *, zero: i
     """Full buffer in the group: padded rows for what ZeRO cuts, the shard for what is reduced after the scattering."""
     rows = ceil(parameter.num_rows / group_size(parameter.row_axes, sizes))
     columns = parameter.num_columns / group_size(parameter.column_axes, sizes)
-    cut = group_size(zero_axes(parameter), sizes) if zero else 1
+    cut = group_size(shard_axes(parameter.gradient_axes), sizes) if zero else 1
     shard = float(stored_rows(rows, cut)) * columns
     return shard if event.kind is CollectiveKind.ALL_REDUCE else shard * cut
 

@@ -1,12 +1,11 @@
-"""Times and activations of a pipeline from the package's event simulation (`perfmodel/cost/event_simulation.py`), which uses no formula."""
+"""Times and activations of a pipeline from the package's event simulation (`perfmodel/cost/schedules.py`), which uses no formula."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.cost.event_simulation import pass_starts
-from perfmodel.cost.schedules import FORWARD, INPUT_GRADIENT, Pass
+from perfmodel.cost.schedules import FORWARD, INPUT_GRADIENT, Pass, pass_starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

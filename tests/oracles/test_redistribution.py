@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.redistribution import collectives, differing
-from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
+from perfmodel.parallel.algebra.sharding import Layout, Step, collectives, differing, redistribute
 from tests.marks import mostly_slow
 from tests.oracles.simulated_ranks import SimulatedMesh, check_reassembles, distribute, execute
 

@@ -4,8 +4,8 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.layout import MODULES
 from perfmodel.parallel.plan_file import read_plan, write_plan
-from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 

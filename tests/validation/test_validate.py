@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.recompute_modules import operators_of
+from perfmodel.parallel.layout import module_operators
+from perfmodel.parallel.stage_cuts import stage_layers_by_cost
 from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.validation.framework_patterns import framework_of, stage_layers_with_ends
@@ -146,7 +146,7 @@ def test_flags_of_megatron_say_stages_what_runs_again_and_over_how_many_ranks_st
     plan = plan_of_case(inputs_of({**stated, "framework": "Megatron-LM dev", "global_batch": 64})).plan
     assert plan.stage_layers == (3, *(1,) * 15)
     assert (plan.virtual_stages, plan.layout.dp_shard, plan.layout.dp_replicate, plan.zero) == (4, 8, 2, 1)
-    assert plan.recompute_operators == operators_of(["layernorm", "moe_act"])
+    assert plan.recompute_operators == module_operators(["layernorm", "moe_act"])
     wrong = row_of({**stated, "settings": {"megatron_args": ["pipeline-model-parallel-layout=Ex|tL"]}})
     assert wrong.reason == "pipeline-model-parallel-layout=Ex|tL: must be of E, t, m, L and |; correct it in the case"
     offloads = row_of({**WITH_EXPERTS, "model": {**model, "name": "fine_grained_offloading"}})
@@ -591,7 +591,7 @@ def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
     }
     plan = plan_of_case(inputs_of(deepseek)).plan
     assert (plan.dispatcher, str(plan.recompute)) == ("flex", "selective")
-    assert plan.recompute_operators == operators_of(("mla_up_proj", "mlp"))
+    assert plan.recompute_operators == module_operators(("mla_up_proj", "mlp"))
 
 
 KINDS = [

@@ -8,11 +8,11 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.adapters import FIRST, regions_in_training, with_training
 from perfmodel.workload.base_formats import NF4_BYTES
-from perfmodel.workload.graph import Product, Stream
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import FULL_TRAINING, Method, Training, frozen_parameter_bytes, num_trained_parameters, training_of
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Product, Stream
 
 SEQ_LEN = 64
 

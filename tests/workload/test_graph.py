@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Repeat, Tensor, TensorRole
+from perfmodel.workload.graph import DimRoles, Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Data
 
 
 def linear(**changes) -> Operator:
@@ -70,6 +70,13 @@ def test_what_is_not_a_graph():
         graph(linear(), tensors={**TENSORS, "w": replace(TENSORS["w"], shape=(4,))})
     with pytest.raises(InputError, match="'w' is not in the graph"):
         graph(linear(), tensors={name: t for name, t in TENSORS.items() if name != "w"})
+
+
+def test_a_graph_knows_what_has_a_gradient():
+    assert graph(linear()).trained == {"w"}
+    assert graph(linear()).activations_with_gradient == {"y", "z"}  # ids have none
+    frozen = graph(linear(), tensors={**TENSORS, "w": replace(TENSORS["w"], has_gradient=False)})
+    assert frozen.trained == set()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "falcon-7b", "gpt-neox-20b", "gemma-2-9b", "opt-13b", "qwen3-8b"])

@@ -14,15 +14,12 @@ from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.per_operator.assignment import check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
-from perfmodel.workload.graph import Data, FusedAttention, Graph, Operand, Operator, OwnTraffic, Pass, Product, Stream, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
-from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy, cross_entropy
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.embedding import embedding, embedding_bag
-from perfmodel.workload.kinds.extents import halo_rows, passes, window_output
 from perfmodel.workload.kinds.interaction import interaction
 from perfmodel.workload.kinds.joining import concat, flatten, prepend, select
 from perfmodel.workload.kinds.lstm import lstm
@@ -30,7 +27,9 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
+from perfmodel.workload.kinds.vocabulary import binary_cross_entropy, cross_entropy, embedding, embedding_bag
 from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.work import Data, FusedAttention, OwnTraffic, Pass, Product, Stream, halo_rows, passes, window_output
 from tests.network_plans import network_plan
 
 

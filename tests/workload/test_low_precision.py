@@ -9,12 +9,13 @@ from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.layout import Dispatcher
 from perfmodel.parallel.plan import make_plan
-from perfmodel.workload.graph import NO_CASTS, Pass, Product, Stream
+from perfmodel.workload.graph import NO_CASTS
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.models import load_model
 from perfmodel.workload.recipes import RECIPES
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass, Product, Stream, extent
 from tests.cost.jobs import estimator_of, make_job
 
 
@@ -31,8 +32,8 @@ def saved_bytes(graph, names):
         op = graph.operator(name)
         for data in op.saved:
             size = 1.0
-            for extent, _ in data.extent:
-                size *= extent
+            for length, _ in data.extent:
+                size *= length
             total += size * (data.itemsize or graph.tensors[op.operands[data.of].tensor].itemsize)
     return total / tokens
 
@@ -123,7 +124,7 @@ def test_who_keeps_no_copies_casts_weights_in_every_pass(gathers, forward, backw
 
     def moved(works):
         accesses = [data for work in works if isinstance(work, Stream) for data in work.accesses if data.of == 1 or data.of is None]
-        return sum(data.itemsize or 2.0 for data in accesses if data.extent == op.extent(op.inputs[1].dims))
+        return sum(data.itemsize or 2.0 for data in accesses if data.extent == extent(op.dims, op.inputs[1].dims))
 
     assert (moved(op.forward), moved(op.backward)) == (forward, backward)
 

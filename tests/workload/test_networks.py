@@ -21,11 +21,12 @@ from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.planner.pase.graph import load_pase_graph
 from perfmodel.planner.pase.layer import LayerKind
-from perfmodel.workload.graph import Pass, TensorRole
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
+from perfmodel.workload.work import Pass
 from tests.marks import mostly_nightly
 from tests.network_plans import network_plan
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from perfmodel.workload.graph import CacheAttention, RoutedExperts, Stream
 from perfmodel.workload.kinds.cache import state_bytes, state_elements
 from perfmodel.workload.models import load_model
 from perfmodel.workload.step_graph import LAST, step_graph
+from perfmodel.workload.work import CacheAttention, RoutedExperts, Stream
 from tests.execute.jobs import tiny
 
 

@@ -7,11 +7,11 @@ from math import prod
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import FusedAttention, Product, extents_of
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks.language_model import transformer_network
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
+from perfmodel.workload.work import FusedAttention, Product, extents_of
 from tests.laws.test_regions import stacked
 
 BATCH, SEQ_LEN, LAYERS = 3, 64, 4

@@ -3,6 +3,8 @@
 The backward pass runs the operators in reverse. Each reads the gradient of its output and its saved tensors, and writes the gradients of
 its inputs. Its saved tensors are then freed, unless an operator that runs later in backward reads them too.
 
+Weight gradients either are accumulated at once, or stay until the unit is reduced (fully_shard). One walk records the moments of both.
+
 A *moment* is the set of tensors alive while one operator runs, relative to the saved tensors of the region when its backward begins. Every
 moment is a sum of amounts (`LiveBytes`), evaluated on columns of plans like any other row of a program. The largest is the region's peak.
 """
@@ -18,7 +20,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import ExchangePosition, ShardedGraph, extent_amount
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operand, Operator, Pass, Region
+from perfmodel.workload.graph import Operand, Operator, Region
+from perfmodel.workload.work import Pass
 
 
 @dataclass(slots=True)
@@ -43,7 +46,9 @@ class _Backward:
     lives          saved or recomputed tensors, with the operators in whose remaining backward passes they are read
     is_recomputed  recomputation has run, or there is none
     delayed        products whose weight gradients are delayed, with their weight gradients and output gradients
-    live           tensors alive now; gradients: those of tensors whose gradient has been produced
+    live           tensors alive now, if weight gradients are accumulated at once; live_if_kept: if they stay
+    gradients      storages of tensors whose gradient has been produced
+    moments, moments_if_kept   moments of both cases
     """
 
     sharded: ShardedGraph
@@ -55,29 +60,33 @@ class _Backward:
     core: Collection[str]
     recompute: Recompute
     regathers: Collection[tuple[str, str]]
-    keeps_weight_gradients: bool
     is_in_buffer: bool
     delays_weight_gradients: bool
     lives: list[tuple[Term, set[str]]] = field(default_factory=list)
     is_recomputed: bool = False
     delayed: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
     live: LiveBytes = field(default_factory=dict)
+    live_if_kept: LiveBytes = field(default_factory=dict)
     moments: list[LiveBytes] = field(default_factory=list)
+    moments_if_kept: list[LiveBytes] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
 
-    def add(self, terms: Iterable[Term], factor: float = 1.0) -> None:
-        for term in terms:
-            value = self.live.get(term, 0.0) + factor
-            if abs(value) < 1e-12:
-                self.live.pop(term, None)
-            else:
-                self.live[term] = value
+    def add(self, terms: Sequence[Term], factor: float = 1.0, *, only_at_once: bool = False) -> None:
+        """Add terms to the live bytes of both cases, or only of weight gradients that are accumulated at once."""
+        for live in (self.live,) if only_at_once else (self.live, self.live_if_kept):
+            for term in terms:
+                value = live.get(term, 0.0) + factor
+                if abs(value) < 1e-12:
+                    live.pop(term, None)
+                else:
+                    live[term] = value
 
     def note(self, *temporary: Term) -> None:
-        moment = dict(self.live)
-        for term in temporary:
-            moment[term] = moment.get(term, 0.0) + 1.0
-        self.moments.append(moment)
+        for live, moments in ((self.live, self.moments), (self.live_if_kept, self.moments_if_kept)):
+            moment = dict(live)
+            for term in temporary:
+                moment[term] = moment.get(term, 0.0) + 1.0
+            moments.append(moment)
 
     def free(self, storage: _Storage) -> None:
         storage.references -= 1
@@ -153,14 +162,15 @@ class _Backward:
         else:
             return
         self.is_recomputed = True
-        self.add(self.terms.number(kept.amount) for kept in lives)
+        self.add([self.terms.number(kept.amount) for kept in lives])
         if lazily:
             last = max((index for index, operator in enumerate(operators) if operator.saved), default=-1)
             # an operator that saves only its inputs need not run again
             runs = last >= 0 and any(saved.of is None or saved.of == len(operators[last].inputs) for saved in operators[last].saved)
             operators = operators[: last + runs]
         for moment in walk_forward(self.sharded, self.profile, operators, recomputed, keeps_handed=keeps_handed, terms=self.terms):
-            self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
+            for live, moments in ((self.live, self.moments), (self.live_if_kept, self.moments_if_kept)):
+                moments.append({term: live.get(term, 0.0) + moment.get(term, 0.0) for term in {**live, **moment}})
 
     def make_weight_gradients(self) -> None:
         """Compute delayed weight gradients one after another. Each keeps its input and the gradient of its output until then."""
@@ -170,14 +180,13 @@ class _Backward:
             if incoming is not None:
                 self.free(incoming)
             self.add(self.freed_after(op), -1.0)
-            if not self.keeps_weight_gradients:
-                self.add(weight_terms, -1.0)
+            self.add(weight_terms, -1.0, only_at_once=True)
         self.delayed.clear()
 
     def step(self, op: Operator, incoming: _Storage | None) -> None:
         """Run the backward pass of an operator, from the gradient of its output to those of its inputs."""
         graph, terms = self.sharded.graph, self.terms
-        weights = [operand for operand in op.inputs if graph.is_trained(operand)]
+        weights = [operand for operand in op.inputs if operand.tensor in graph.trained]
         is_delayed = self.delays_weight_gradients and op.is_product and bool(weights)
         freed = [] if is_delayed else self.freed_after(op)
         if not graph.tensors[op.output.tensor].has_gradient:
@@ -187,7 +196,7 @@ class _Backward:
         if is_delayed:
             self.delayed.append((op, weight_terms, incoming))
             weight_terms = []
-        inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
+        inputs = [operand for operand in op.inputs if operand.tensor in graph.activations_with_gradient]
         input_gradients: list[tuple[Operand, _Storage]] = []
         arriving: list[Term] = []
         if op.passes_gradient:
@@ -213,8 +222,7 @@ class _Backward:
         self.add(freed, -1.0)
         for operand, storage in input_gradients:
             self.arrive(operand, storage)
-        if not self.keeps_weight_gradients:
-            self.add(weight_terms, -1.0)
+        self.add(weight_terms, -1.0, only_at_once=True)
 
     def temporary_terms(self, op: Operator) -> list[Term]:
         """Return the terms that are alive only during the operator's backward pass: inputs gathered again, and workspaces."""
@@ -289,14 +297,14 @@ def backward_moments(
     recompute: Recompute,
     core: Collection[str],
     regathers: Collection[tuple[str, str]],
-    keeps_weight_gradients: bool,
     terms: Terms,
     is_in_buffer: bool = False,
     delays_weight_gradients: bool = False,
-) -> list[LiveBytes]:
+) -> list[list[LiveBytes]]:
     """Return the live bytes while each operator of `region` runs backward, relative to the region's saved tensors of one micro-batch.
 
-    keeps_weight_gradients   they stay until the unit is reduced (fully_shard); otherwise each is accumulated at once
+    The first list is for weight gradients that are accumulated at once, the second for those that stay until the unit is reduced.
+
     terms                    shared by all walks over one graph
     is_in_buffer             the gradient of the region's output is counted elsewhere
     delays_weight_gradients  of products: until the backward of the operators before the exchange, and of those operators until the region's
@@ -313,9 +321,8 @@ def backward_moments(
         core=core,
         recompute=recompute,
         regathers=regathers,
-        keeps_weight_gradients=keeps_weight_gradients,
         is_in_buffer=is_in_buffer,
         delays_weight_gradients=delays_weight_gradients,
     )
     walk.run()
-    return terms.undominated(walk.moments)
+    return [terms.undominated(walk.moments), terms.undominated(walk.moments_if_kept)]

@@ -20,7 +20,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operator, Pass, Region
+from perfmodel.workload.graph import Operator, Region
+from perfmodel.workload.work import Pass
 
 
 @dataclass(slots=True, kw_only=True)

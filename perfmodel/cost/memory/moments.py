@@ -14,16 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.memory.offload import IN_FLIGHT, kept_bytes, offloads_saved, saved_classes
-from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes, saved_classes
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
-from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
+from perfmodel.cost.step import exchanged_passes, run_ahead_fraction
+from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
+
+IN_FLIGHT = 2.0
+"""Layers whose offloaded activations are on the chip: the one that runs, and the one in transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
                 leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
-        if it.is_block and offloads_saved(profile, recompute):
+        if it.is_block and profile.offloads_saved(recompute):
             # offloaded activations are on the chip when their layer runs, and those of the next layer are in transfer
             in_flight = IN_FLIGHT * kept[region]
             leaving, staying, forward[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight

@@ -26,13 +26,13 @@ from perfmodel.cost.memory.chip import (
 from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, rank_moments
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
-from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
+from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
-from perfmodel.frameworks.layer_placement import imbalance
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.stage_cuts import imbalance
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
 

@@ -19,7 +19,7 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.evaluate import amount_values, members_inside, redistribution_time, row_times, summed
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import RowCompiler, Rows, TimedRows, plain_rows
-from perfmodel.cost.step import Bytes, element_bytes
+from perfmodel.cost.update import Bytes, element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown
@@ -30,8 +30,9 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Graph, Operator
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.work import Data
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]

@@ -16,7 +16,7 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.chip import held_bytes
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.per_operator.operators import StepSetting
-from perfmodel.cost.step import adding_time, parameter_terms, update_time
+from perfmodel.cost.update import adding_time, parameter_terms, update_time
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.workload.graph import Region

@@ -16,7 +16,7 @@ from perfmodel.cost.serving.kernels import latent_decode_time
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.workload.causal import ALL_BEFORE
-from perfmodel.workload.graph import CacheAttention
+from perfmodel.workload.work import CacheAttention
 
 
 def cached_attention_time(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep, machine: Machine) -> Array:

@@ -34,7 +34,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine_layouts import cache_copies
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import CacheAttention
+from perfmodel.workload.work import CacheAttention
 
 _SUM_BYTES = 4.0
 """Size of a log-sum-exp, which is stored in float32. [byte]"""

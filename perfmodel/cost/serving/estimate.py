@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.resolve import is_calibrated
 from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_cuts
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes

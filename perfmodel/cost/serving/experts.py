@@ -15,7 +15,7 @@ from perfmodel.cost.serving.engine_step import Array, EngineStep, engine_collect
 from perfmodel.cost.serving.kernels import grouped_weight_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
-from perfmodel.workload.graph import RoutedExperts
+from perfmodel.workload.work import RoutedExperts
 
 POPULARITY_VARIANCE = 2.0
 """v, relative variance of how often a router chooses each expert of a layer; 0: all equally often. Fitted among 1, 1.4, 2, 2.8 and 4 to

@@ -22,10 +22,11 @@ from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Pass, Region, RoutedExperts
+from perfmodel.workload.graph import Region
 from perfmodel.workload.kinds.cache import SEQUENCES
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.step_graph import LAST, step_graph, step_length
+from perfmodel.workload.work import Pass, RoutedExperts
 
 Array = NDArray[np.float64]
 

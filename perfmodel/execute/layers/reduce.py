@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 
 class Reduce(Protocol):

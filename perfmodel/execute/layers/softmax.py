@@ -8,7 +8,7 @@ import torch
 
 from perfmodel.execute.layers.norm import wide
 from perfmodel.execute.layers.reduce import Reduce
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

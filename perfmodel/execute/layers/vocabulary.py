@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from perfmodel.execute.layers.norm import wide
 from perfmodel.execute.layers.reduce import Reduce, unsharded
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

@@ -27,10 +27,10 @@ from perfmodel.parallel.per_operator.parameters import parameter_units
 from perfmodel.parallel.per_operator.stages import sections_of
 from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.imported.input_spec import parse_inputs
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.work import Pass
 
 
 class ParallelModule(nn.Module):

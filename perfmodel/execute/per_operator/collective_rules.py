@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

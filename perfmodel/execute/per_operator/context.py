@@ -14,7 +14,8 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.workload.graph import Operator, Pass
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.work import Pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_l
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.per_operator.recompute import recomputed_runs
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Operator, Pass
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.work import Pass
 
 Values = dict[str, torch.Tensor]
 #: Inputs of operators, by operator index and input position.

@@ -22,7 +22,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 #: Number of collectives of a step, by description. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]

@@ -28,8 +28,8 @@ from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, s
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traffic, unit_traffic
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
+from perfmodel.workload.work import Pass
 
 
 class Parameters:

@@ -26,7 +26,8 @@ from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Pass
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.work import Pass
 
 
 @dataclass(slots=True)

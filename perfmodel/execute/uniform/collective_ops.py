@@ -14,7 +14,7 @@ import torch.distributed as dist
 from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.execute.local import gathered, scattered
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

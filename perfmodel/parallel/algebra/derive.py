@@ -33,7 +33,8 @@ from perfmodel.parallel.algebra.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
+from perfmodel.workload.graph import NO_CASTS, Graph, Operand, Operator, Tensor, TensorRole, WeightCasts
+from perfmodel.workload.work import Extent, Pass, extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +69,20 @@ class Amount:
         return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
 
     def scaled(self, factor: float) -> Amount:
-        """Return the amount times `factor`; `dataclasses.replace` takes ten times as long."""
+        """Return the amount times `factor`."""
+        return self.on_axes(self.axes, times=self.times, base=self.base * factor)
+
+    def on_axes(self, axes: frozenset[str], *, times: frozenset[str], base: float | None = None) -> Amount:
+        """Return the amount divided and multiplied by other axes; `dataclasses.replace` takes ten times as long."""
         return Amount(
-            base=self.base * factor,
+            base=self.base if base is None else base,
             batch_dim=self.batch_dim,
             length_power=self.length_power,
             parts=self.parts,
-            axes=self.axes,
+            axes=axes,
             padded_size=self.padded_size,
             padded_axes=self.padded_axes,
-            times=self.times,
+            times=times,
         )
 
 
@@ -273,7 +278,7 @@ _ONE = Fraction(1)
 
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
     """Return the local elements over `dims` under the sharding."""
-    return extent_amount(operator, sharding, operator.extent(dims), scale=scale)
+    return extent_amount(operator, sharding, extent(operator.dims, dims), scale=scale)
 
 
 def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, scale: float = 1.0) -> Amount:
@@ -281,25 +286,24 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
 
     One padded dim is rounded up; a second one counts with its mean.
     """
-    base, batch_dim, cutting, uneven = scale, "", set[str](), ""
+    roles, base, batch_dim, cutting, uneven = operator.roles, scale, "", list[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
     length_power, share = 0, _ONE
     for size, name in extent:
-        if name in operator.roles.per_sample:
+        if name in roles.per_sample:
             batch_dim = name
-        if name in operator.roles.per_token:
+        if name in roles.per_token:
             length_power += 1
-        if isinstance(size, Fraction):
+        if not isinstance(size, int) and isinstance(size, Fraction):  # the first check is much faster
             share, size = share * size, 1
-        if name in operator.roles.stretched:
+        if name in roles.stretched:
             continue
         of_dim = sharding.get(name, ())
-        if name in operator.roles.padded and not uneven:
+        if name in roles.padded and not uneven:
             uneven, padded_size, padded_axes = name, float(size), frozenset(of_dim)
         else:
             base *= size
-            if of_dim:
-                cutting.update(of_dim)
+            cutting += of_dim
     return Amount(
         base=base * share.numerator,
         batch_dim=batch_dim,

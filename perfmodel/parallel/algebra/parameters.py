@@ -57,11 +57,6 @@ class ParameterEvent:
     dtype: Literal["parameter", "gradient"]
 
 
-def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
-    """Return the axes over which ZeRO shards this parameter."""
-    return shard_axes(parameter.gradient_axes)
-
-
 def shard_axes(axes: frozenset[str]) -> frozenset[str]:
     """Return the axes over which ZeRO shards a parameter, of those on which its gradient is partial.
 
@@ -92,7 +87,7 @@ def parameter_events(
     """
     if zero not in ZERO_STAGES:
         raise InputError(f"zero={zero}: must be a ZeRO stage; use 0, 1, 2 or 3")
-    cut = zero_axes(parameter) if zero else frozenset[str]()
+    cut = shard_axes(parameter.gradient_axes) if zero else frozenset[str]()
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
     rest = parameter.gradient_axes - cut - first

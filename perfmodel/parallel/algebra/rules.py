@@ -33,6 +33,7 @@ class RuleSet:
     rules       logical name of a dim -> fine axes that shard it, outermost first; other dims are not sharded
     operators   name of an operator -> rules for its dims that override `rules`
     axes, key   fine axes that the rules use; hash, the key of cached programs and conditions
+    scatters_residual   the residual stream, and with it a pipeline send, is sharded over tp: sequence parallelism
     """
 
     name: str
@@ -41,11 +42,14 @@ class RuleSet:
     operators: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     axes: frozenset[str] = field(init=False, compare=False, repr=False)
     key: int = field(init=False, compare=False, repr=False)
+    scatters_residual: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts() for axis in axes))
         operators = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
         object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), operators)))
+        residual = {*self.cut(_BOUNDARY, "s_res"), *self.cut(_BOUNDARY, "hidden")}
+        object.__setattr__(self, "scatters_residual", not TENSOR_AXES.isdisjoint(residual))
 
     def __hash__(self) -> int:
         return self.key
@@ -72,11 +76,6 @@ class RuleSet:
 
     def _anywhere(self, logical: str) -> frozenset[str]:
         return frozenset(axis for name, axes in self.cuts() if name == logical for axis in axes)
-
-    @property
-    def scatters_residual(self) -> bool:
-        """Whether the residual stream, and with it a pipeline send, is sharded over tp: sequence parallelism."""
-        return any(axis in TENSOR_AXES for name in ("s_res", "hidden") for axis in self.cut(_BOUNDARY, name))
 
     @property
     def cuts_queries(self) -> bool:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
-from perfmodel.parallel.algebra.redistribution import collectives
 from perfmodel.workload.graph import Operand, Operator
 
 #: Axes that rule sets may use; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
@@ -158,23 +157,19 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     partial = source.partial - target.partial
     if not partial and source.cuts == target.cuts:
         return ()
-    bits: dict[str, int] = {}
-
-    def mask(axes: Iterable[str]) -> int:
-        bits_of_axes = 0
-        for axis in axes:
-            bits_of_axes |= bits.setdefault(axis, 1 << len(bits))
-        return bits_of_axes
+    axes = dict.fromkeys(chain(*source.cuts, *target.cuts, partial))
+    bits = {axis: 1 << position for position, axis in enumerate(axes)}
 
     def names(mask: int) -> frozenset[str]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
 
     have, want, inside = list[int](), list[int](), list[int]()
     for old, new in zip(source.cuts, target.cuts, strict=True):
-        have.append(mask(old))
-        want.append(mask(new))
-        inside.append(~(have[-1] & want[-1] if is_set else mask(old[: _common_prefix(old, new)])))
-    due = collectives(have, want, mask(partial), inside)
+        have.append(sum(map(bits.__getitem__, old)))
+        want.append(sum(map(bits.__getitem__, new)))
+        outer = old[: _common_prefix(old, new)]
+        inside.append(~(have[-1] & want[-1] if is_set else sum(map(bits.__getitem__, outer))))
+    due = collectives(have, want, sum(map(bits.__getitem__, partial)), inside)
     return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
 
 
@@ -260,3 +255,95 @@ def join_gradients(gradients: list[Layout]) -> list[Layout]:
     for layout in gradients:
         partial[layout.cuts] = partial.get(layout.cuts, frozenset()) | layout.partial
     return [Layout(cuts=cuts, partial=axes) for cuts, axes in partial.items()]
+
+
+# --- collectives on bit masks (R8 to R10) -----------------------------------------------------------------------------
+
+#: Axes as a bit mask: bit i is axis i of a list. An integer, or an array of integers of at least 32 bits; fewer than 31 axes. The functions
+#: below use bit operators alone, so they take one layout (`redistribute`) or many at once (arrays that broadcast).
+Mask = Any
+
+
+class MaskedStep(NamedTuple):
+    """One collective over `group`, issued where that is not empty.
+
+    remaining   axes that shard the full buffer of the group; of an all-to-all the local buffer (R11)
+    """
+
+    kind: CollectiveKind
+    group: Mask
+    remaining: Mask
+
+
+def differing(have: Mask, want: Mask) -> Mask:
+    """Return the axes inside the common outer cuts of two positions; lower bits are outer axes."""
+    differ = have ^ want
+    return -(differ & -differ)
+
+
+def _where_any(mask: Mask) -> Mask:
+    """Return all bits where any is set, else none."""
+    return -mask >> 31
+
+
+def collectives(have: Sequence[Mask], want: Sequence[Mask], partial: Mask, inside: Sequence[Mask]) -> tuple[MaskedStep, ...]:
+    """Return the collectives, all axes of one kind merged (R8).
+
+    Their order is slice, reduce-scatter, all-to-all, all-reduce, all-gather (R9): shrink first, grow last.
+
+    have, want   axes that shard each position, before and after
+    partial      axes on which there is a partial sum before, and none after
+    inside       for each position: all axes but those of the common outer cuts
+
+    The common outer cuts of two layouts stay. Inside them a position may only lose cuts or only get new ones. Where it does both, its
+    chunks change and every axis involved must take part (R10). It takes part in an all-to-all if nothing is gathered there, or if an
+    axis moves to or from another position. Else all of them are all-gathered, and each chip takes its part.
+    """
+    cut = goal = stay = 0
+    for old, new in zip(have, want, strict=True):
+        cut, goal, stay = cut | old, goal | new, stay | old & new
+    exchanged = cut & goal & ~stay
+    gathered = cut & ~goal
+    sliced = goal & ~cut & ~partial
+    for old, new, inner in zip(have, want, inside, strict=True):
+        lost, fresh = old & inner, new & inner
+        both = _where_any(lost) & _where_any(fresh)
+        if not (both if isinstance(both, int) else both.any()):
+            continue
+        moved = lost | fresh
+        traded = both & (_where_any(moved & exchanged) | ~_where_any(lost & gathered))
+        regathered = both & ~traded
+        exchanged = exchanged | traded & moved
+        gathered = gathered | regathered & moved & ~sliced
+        sliced = sliced & ~(regathered & fresh)  # after the gather
+    current = cut | sliced
+    scattered = partial & goal
+    shrunk = current | scattered
+    return (
+        MaskedStep(CollectiveKind.REDUCE_SCATTER, scattered, current),
+        MaskedStep(CollectiveKind.ALL_TO_ALL, exchanged, shrunk),
+        MaskedStep(CollectiveKind.ALL_REDUCE, partial & ~goal, shrunk),
+        MaskedStep(CollectiveKind.ALL_GATHER, gathered, shrunk & ~gathered),
+    )
+
+
+# --- classes of collectives of activations ----------------------------------------------------------------------------
+
+#: Communication of activations. Two tensor-parallel collectives of backward have their own class, because an independent matrix product
+#: can overlap with them: the all-gather of a saved input (with the input's gradient), and the reduction of an input's gradient (with the
+#: weight's gradient).
+COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient", "expert_parallel")
+#: Classes that are parts of a step; the other two are included in one of them.
+SHOWN_COMM = ("tensor_parallel", "context_parallel", "expert_parallel")
+#: The class that can overlap with the passes of another micro-batch, since no product of its own overlaps with it.
+EXCHANGED = SHOWN_COMM[-1]
+#: Axis between ranks with different sequences: only the traffic of experts crosses it.
+_SEQUENCES_APART = frozenset(("dp_ep",))
+
+
+def comm_class(axes: frozenset[str]) -> str:
+    """Return the class of a collective: expert-parallel between sequences, tensor-parallel with any tp axis, else context-parallel."""
+
+    if axes & _SEQUENCES_APART:
+        return "expert_parallel"
+    return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"

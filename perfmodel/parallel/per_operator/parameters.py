@@ -21,7 +21,8 @@ from perfmodel.parallel.per_operator.recompute import issued_again
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_assigned, network_traffic
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Pass
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.work import Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

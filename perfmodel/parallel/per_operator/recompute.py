@@ -14,7 +14,8 @@ from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.per_operator.stages import sections_of
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Pass
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.work import Pass
 
 
 def recomputed_runs(network: Graph, plan: Plan, run: tuple[int, int]) -> list[tuple[int, int]]:

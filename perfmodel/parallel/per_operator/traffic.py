@@ -13,7 +13,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import ShardedGraph, Traffic, derive
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Pass
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.work import Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, 
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
-    """Return the cluster of workers that name their chips (`hardware/mixed.py`); "" if they do not."""
+    """Return the cluster of workers that name their chips (`hardware/cluster_text.py`); "" if they do not."""
     return "+".join(f"{group.count * group.chips}@{group.cluster}" for group in groups) if groups[0].cluster else ""
 
 

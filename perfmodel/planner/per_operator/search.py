@@ -31,7 +31,8 @@ from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, 
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.tables import NetworkTables, TableMaker, table_entries
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within
-from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product
+from perfmodel.workload.graph import Graph, Operator
+from perfmodel.workload.work import FusedAttention, Product
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from perfmodel.foundation.errors import bad_field
 from perfmodel.planner.per_operator.search import Filter
 from perfmodel.planner.per_operator.space import Configurations, dim_classes
-from perfmodel.workload.graph import Graph, Operator, Product, TensorRole
+from perfmodel.workload.graph import Graph, Operator, TensorRole
+from perfmodel.workload.work import Product
 
 Rows = NDArray[np.bool_]
 

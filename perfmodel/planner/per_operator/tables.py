@@ -30,11 +30,11 @@ from perfmodel.cost.per_operator.overlap import exposed_time, mixed_exposure
 from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.frameworks.rewrites import all_fused
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter_layout
-from perfmodel.parallel.algebra.redistribution import collectives, differing
-from perfmodel.parallel.algebra.sharding import lacking
+from perfmodel.parallel.algebra.sharding import collectives, differing, lacking
 from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.work import Data
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]

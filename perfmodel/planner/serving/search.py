@@ -20,8 +20,8 @@ from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, bad_field
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
-from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.cluster_text import chips_text
 from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.planner.serving.disaggregation import find_pools, pools_front
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined

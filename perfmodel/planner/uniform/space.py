@@ -21,11 +21,12 @@ from perfmodel.parallel.algebra.degrees import admits, fine_sizes, present_axes
 from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set
 from perfmodel.parallel.assignment import cuts_alike
-from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
+    ULYSSES,
+    ULYSSES_RULES,
     USUAL_DISPATCHERS,
     AttentionKernel,
     Dispatcher,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import fixed_memory, static_memory
 from perfmodel.cost.memory.plan import replicas
-from perfmodel.cost.step import ParameterTerms
+from perfmodel.cost.update import ParameterTerms
 from perfmodel.frameworks.runnable import ZeroRuns
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.planner.uniform.blocks import column_grid, ranks_to_compare

@@ -11,11 +11,8 @@ from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, waits_each_microbatch
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.step import (
-    ParameterTerms,
-    RegionTimes,
-    beat_of,
-)
+from perfmodel.cost.step import RegionTimes, beat_of
+from perfmodel.cost.update import ParameterTerms
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineGroup
 

@@ -22,7 +22,8 @@ from perfmodel.cost.microbatch import microbatch_cost, microbatch_depends_on
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
-from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
+from perfmodel.cost.step import RegionTimes, region_times
+from perfmodel.cost.update import ParameterTerms, parameter_terms, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import AttentionKernel, Recompute

@@ -13,7 +13,7 @@ from perfmodel.foundation.values import check_name, is_path
 from perfmodel.foundation.words import check_none_missing, missing_words, read_words
 from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
-from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
+from perfmodel.hardware.cluster_text import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.knobs import ServingKnobs
 from perfmodel.parallel.request import Service, ServingRequest
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout, StatedWorkers, cluster_text, parse_workers

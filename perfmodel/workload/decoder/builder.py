@@ -19,17 +19,15 @@ from types import MappingProxyType
 from typing import cast
 
 from perfmodel.foundation.copies import Copies
+from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
-from perfmodel.workload.kinds.dropout import dropout
 from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.embedding import embedding
-from perfmodel.workload.kinds.identity import identity
+from perfmodel.workload.kinds.elementwise import dropout, elementwise, identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
+from perfmodel.workload.kinds.vocabulary import embedding
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import EVEN, RankRows
@@ -108,9 +106,24 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
     return sizes
 
 
-def dim_of(word: str) -> str:
-    """Return the dim of a word: g of `g_norm`."""
-    return word.partition("_")[0]
+@session_cache(maxsize=1024)
+def dims_of(words: str) -> tuple[str, ...]:
+    """Return the dim of each word: g of `g_norm`."""
+    return tuple(word.partition("_")[0] for word in words.split())
+
+
+@session_cache(maxsize=1024)
+def roles_of(words: str, names: tuple[str, ...], *, sums: tuple[str, ...], unsplit: tuple[str, ...], counts_tokens: bool) -> DimRoles:
+    """Return the roles of an operator's dims `names`. counts_tokens: the sequence length is a quantity of the plan."""
+    return DimRoles(
+        sums=sums,
+        unsplit=tuple(name for name in names if name in UNSPLIT or name in unsplit),
+        padded=tuple(name for name in names if name == PADDED),
+        logical=dict(zip(dims_of(words), map(LOGICAL.__getitem__, words.split()), strict=True)),
+        per_sample=tuple(name for name in names if name == PER_SAMPLE),
+        per_token=tuple(name for name in names if name in PER_TOKEN) if counts_tokens else (),
+        stretched=tuple(name for name in names if name == STRETCHED),
+    )
 
 
 _MOST_PARTS = 10_000
@@ -173,7 +186,7 @@ class DecoderBuilder:
 
     def of(self, dims: str) -> dict[str, int]:
         """Return the sizes of an operator's dims."""
-        return {name: self.sizes[name] for name in map(dim_of, dims.split())}
+        return {name: self.sizes[name] for name in dims_of(dims)}
 
     def part_of_token(self, tokens: int) -> int:
         """Return 1/tokens, the share of one token, where the sequence length is a quantity of the plan; else 0."""
@@ -200,24 +213,17 @@ class DecoderBuilder:
         self.tensors[tensor] = Tensor(
             name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged, is_counted=is_counted
         )
-        names = tuple(operator.dims)
+        unsplit_dims, sums = (*operator.roles.unsplit, *unsplit), operator.roles.sums
+        roles = roles_of(dims, tuple(operator.dims), sums=sums, unsplit=unsplit_dims, counts_tokens=not self.seq_len)
         self.operators.append(
             replace(
                 operator,
                 name=self.prefix + operator.name,
-                output=replace(operator.output, tensor=tensor),
+                output=Operand(tensor=tensor, dims=operator.output.dims),
                 layer=self.region,
                 group=group,
                 parts=parts or operator.parts,
-                roles=DimRoles(
-                    sums=operator.roles.sums,
-                    unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.roles.unsplit, *unsplit)),
-                    padded=tuple(name for name in names if name == PADDED),
-                    logical={dim_of(word): LOGICAL[word] for word in dims.split()},
-                    per_sample=tuple(name for name in names if name == PER_SAMPLE),
-                    per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
-                    stretched=tuple(name for name in names if name == STRETCHED),
-                ),
+                roles=roles,
             )
         )
         return tensor

@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream, Work
+from perfmodel.workload.graph import DimRoles, Operand, Operator
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
 from perfmodel.workload.kinds.attention import AttentionDims, attention
 from perfmodel.workload.kinds.batch_norm import batch_norm
-from perfmodel.workload.kinds.cross_entropy import cross_entropy
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.embedding import embedding
-from perfmodel.workload.kinds.extents import passes
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.reduction import FUNCTIONS, reduction
 from perfmodel.workload.kinds.softmax import softmax
+from perfmodel.workload.kinds.vocabulary import cross_entropy, embedding
 from perfmodel.workload.rewriting import with_extents
+from perfmodel.workload.work import Data, Extent, OwnTraffic, Pass, Product, Stream, Work, passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from enum import StrEnum
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported.graph import (
     ImportedEdge,
@@ -34,6 +34,7 @@ from perfmodel.workload.imported.graph import (
     Shape,
 )
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
+from perfmodel.workload.work import OwnTraffic, Pass
 
 #: Tensors below this share of the largest are not reported.
 _WORTH_TELLING = 0.01

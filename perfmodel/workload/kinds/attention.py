@@ -8,9 +8,8 @@ from math import prod
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import CausalWindow
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Extent, FusedAttention, Stream, extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

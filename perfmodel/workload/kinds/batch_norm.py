@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Stream
-from perfmodel.workload.kinds.extents import extent, passes
+from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.work import Data, Extent, OwnTraffic, Pass, Stream, extent, passes
 
 
 def batch_norm(

@@ -18,8 +18,8 @@ from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import CacheAttention, Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Stream
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import CacheAttention, Data, FusedAttention, OwnTraffic, Pass, Stream, extent
 
 #: Bytes of an element of a recurrent state, and of an input of the convolution. [byte]
 STATE_BYTES, CONVOLVED_BYTES = 4.0, 2.0
@@ -95,6 +95,6 @@ def state_update(
 def sample(op: Operator, *, itemsize: float) -> Operator:
     """Return the sampling of a token per row of logits, in place of the loss `op`: a pass over the rank's shard, and an all-gather."""
     logits = op.inputs[0]
-    entries = tuple((size, dim if dim not in op.roles.padded else "") for size, dim in op.extent(logits.dims))
+    entries = tuple((size, dim if dim not in op.roles.padded else "") for size, dim in extent(op.dims, logits.dims))
     gathered = OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=op.roles.padded, extent=entries, phase=Pass.FORWARD, itemsize=itemsize)
     return replace(op, kind="sample", inputs=(logits,), backward=(), saved=(), traffic=(gathered,))

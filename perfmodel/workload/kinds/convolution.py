@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Tensor
-from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
+from perfmodel.workload.graph import DimRoles, Operand, Operator, Tensor
+from perfmodel.workload.work import Data, Extent, OwnTraffic, Pass, Product, halo_exchange, halo_rows, window_output
 
 
 def convolution(

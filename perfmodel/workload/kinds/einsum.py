@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Operand, Operator, Product
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Product, extent
 
 
 def einsum(

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Stream, extent
 
 #: Data that backward reads in addition to the gradient: none, the output, or the inputs.
 _KEPT = {"add": "", "bias": "", "scale": "", "mul": "input", "sigmoid_gate": "input", "tanh": "output", "sigmoid": "output"} | {
@@ -62,4 +61,26 @@ def elementwise(
         passes_gradient=function == "bias" or (function == "add" and not written),
         settings={"function": function},
         layer=layer,
+    )
+
+
+def identity(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Operator:
+    """Return output = x: no work; the gradient of the output is that of the input."""
+    return Operator(name=name, kind="identity", dims=dims, inputs=(x,), output=output, is_linear=True, passes_gradient=True)
+
+
+def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Operator:
+    """Return output = mask x / (1 - p), elementwise. Saved for backward: the mask, one byte per entry."""
+    entries = extent(dims, output.dims)
+    read, written, mask = Data(extent=entries, of=0), Data(extent=entries, of=1), Data(extent=entries, itemsize=1.0)
+    back = (replace(written, is_gradient=True), mask, replace(read, is_gradient=True))
+    return Operator(
+        name=name,
+        kind="dropout",
+        dims=dims,
+        inputs=(x,),
+        output=output,
+        forward=(Stream(kernel="dropout", elements=entries, accesses=(read, written, mask)),),
+        backward=(Stream(kernel="dropout", elements=entries, accesses=back),),
+        saved=(mask,),
     )

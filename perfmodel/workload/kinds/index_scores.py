@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, Product, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Extent, Product, Stream, extent
 
 _FLOAT32 = 4.0
 

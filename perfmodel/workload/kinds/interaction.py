@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Extent, Operand, Operator, Product, Stream
-from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.work import Extent, Product, Stream, passes
 
 
 def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, features: int, layer: str = "") -> Operator:

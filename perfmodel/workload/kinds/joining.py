@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Extent, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent, passes
+from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.work import Extent, Stream, extent, passes
 
 
 def concat(

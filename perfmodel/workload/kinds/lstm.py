@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream
-from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Extent, OwnTraffic, Pass, Product, Stream, passes
 
 
 def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> Operator:

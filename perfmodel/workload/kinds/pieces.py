@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, Stream, extent
 
 
 def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, start: int) -> Operator:

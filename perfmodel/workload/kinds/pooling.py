@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Stream, Tensor
-from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, passes, window_output
+from perfmodel.workload.graph import DimRoles, Operand, Operator, Tensor
+from perfmodel.workload.work import Data, Extent, OwnTraffic, Stream, halo_exchange, halo_rows, passes, window_output
 
 MODES = ("max", "average")
 

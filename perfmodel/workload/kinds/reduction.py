@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from math import prod
 
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import Operand, Operator, Stream
-from perfmodel.workload.kinds.extents import extent, passes
+from perfmodel.workload.graph import DimRoles, Operand, Operator
+from perfmodel.workload.work import Stream, extent, passes
 
 FUNCTIONS = ("mean", "sum")
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.dim_roles import DimRoles
-from perfmodel.workload.graph import INDEX_BYTES, Data, Operand, Operator, RoutedExperts, Stream
-from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator
+from perfmodel.workload.work import Data, RoutedExperts, Stream, extent
 
 _FLOAT32 = 4.0
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
-from perfmodel.workload.kinds.extents import extent, reduced_rows
+from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.work import Data, OwnTraffic, Pass, Stream, extent, reduced_rows
 
 
 def softmax(

@@ -16,8 +16,8 @@ from dataclasses import replace
 from math import ceil
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Setting, Stream
-from perfmodel.workload.kinds.extents import extent, halo_exchange
+from perfmodel.workload.graph import Operand, Operator, Setting
+from perfmodel.workload.work import Data, Extent, OwnTraffic, Pass, Product, Stream, extent, halo_exchange
 
 #: States are stored in float32.
 _STATE_BYTES = 4.0

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import Graph, Operand, TensorRole
-from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy
-from perfmodel.workload.kinds.embedding import embedding_bag
 from perfmodel.workload.kinds.interaction import interaction, interaction_width
+from perfmodel.workload.kinds.vocabulary import binary_cross_entropy, embedding_bag
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 _ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14,

@@ -13,7 +13,7 @@ from perfmodel.cost.memory.moments import At, largest
 from perfmodel.cost.memory.plan import memory_by_class
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stages_of
-from perfmodel.cost.step import held_elements
+from perfmodel.cost.update import held_elements
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan

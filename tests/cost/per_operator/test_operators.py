@@ -24,10 +24,11 @@ from perfmodel.hardware.calibration import (
 )
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.grid import free_grid
-from perfmodel.workload.graph import Graph, Operand, Operator, Product, Tensor
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.pooling import pooling
+from perfmodel.workload.work import Product
 from tests.cost.machines import make_machine
 
 PARTS = {

@@ -24,13 +24,14 @@ from perfmodel.hardware.samples import (
     WeightSample,
 )
 from perfmodel.parallel.plan import make_plan
-from perfmodel.workload.graph import Extent, Operator, Product, Stream, Tensor
+from perfmodel.workload.graph import Operator, Tensor
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.kinds.cache import STATE_BYTES, UPDATE_KERNELS, convolved_elements, state_elements
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.models import load_model
+from perfmodel.workload.work import Extent, Product, Stream
 from tests.execute.jobs import tiny
 
 TINY = Scope(

@@ -13,7 +13,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.mesh import MeshAxis
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.work import Pass
 
 PURPOSE = Purpose(Pass.FORWARD, "x", "toy", "edge")
 

@@ -11,9 +11,9 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Held, Sharding
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream
-from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.graph import Graph, Operand, Operator
 from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.work import OwnTraffic, Pass, Stream, passes
 from tests.network_plans import network_plan
 
 

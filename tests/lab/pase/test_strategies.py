@@ -9,8 +9,8 @@ from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.planner.pase.graph import load_pase_graph
 from perfmodel.planner.pase.search import run_pase
 from perfmodel.planner.per_operator.space import network_space
-from perfmodel.workload.graph import Product
 from perfmodel.workload.networks import load_network
+from perfmodel.workload.work import Product
 
 TIERS = (8, 64)
 

@@ -9,9 +9,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import amount_of, derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.parallel.algebra.sharding import Held
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 from tests.laws.volumes import amount_bytes, derivation_of
 from tests.parallel.small_graphs import SIZE, operator, small_graph
 

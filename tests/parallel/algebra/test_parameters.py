@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.parameter_events import profile_events
-from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.profile import load_profile, profile_events
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
-from perfmodel.parallel.algebra.parameters import parameter_events, stored_rows, with_gathered_bias_gradients, zero_axes
+from perfmodel.parallel.algebra.parameters import parameter_events, shard_axes, stored_rows, with_gathered_bias_gradients
 
 
 def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[str, ...] = ("layer",)) -> ParameterLayout:
@@ -70,7 +69,7 @@ def test_nanotron_reduces_whole_gradients_of_a_pipeline_every_microbatch(pipelin
 
 def test_zero_cuts_only_where_the_gradient_is_partial():
     """An expert's or a one-weird-trick weight that dp_shard already cuts is not cut again."""
-    assert zero_axes(parameter("dp_replicate cp")) == {"cp"}
+    assert shard_axes(parameter("dp_replicate cp").gradient_axes) == {"cp"}
     assert events(parameter("dp_replicate"), 3) == [REST]
     assert events(parameter(""), 3) == []
 

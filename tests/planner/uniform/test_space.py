@@ -6,9 +6,16 @@ import pytest
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
+from perfmodel.parallel.layout import (
+    DEFAULT_ORDER,
+    AttentionKernel,
+    PipelineSchedule,
+    Recompute,
+    check_order,
+    module_operators,
+    useful_modules,
+)
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-from perfmodel.parallel.recompute_modules import operators_of, useful_lists
 from perfmodel.planner.uniform.space import (
     KNOBS,
     LONG_SEQUENCE,
@@ -119,9 +126,9 @@ def test_layers_of_stages(layers, ranks, virtual, heavy, light):
 def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_enough():
     """As two passes over the whole space would have it, each with its own way to recompute; slow layouts are left out of the second."""
     model = make_model(**LLAMA_LIKE, num_hidden_layers=8, experts=Experts(num_experts=8, top_k=2, width=512))
-    (names,) = useful_lists(model)
+    (names,) = useful_modules(model)
     assert names == ("layernorm", "moe_act")
-    operators = operators_of(names)
+    operators = module_operators(names)
     estimator, orders = estimator_of(make_job(model, batch=32, seq_len=4096), chips=16, node=8), SEARCHED_ORDERS[:1]
     quickest = sweep_all(estimator, Space(orders=orders)).best.time.companions[0]
     within = 1.0 - 0.98 * quickest / estimator.machine.memory.usable  # room for a little less
@@ -136,7 +143,7 @@ def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_eno
     assert usual.counts.num_evaluated < tried.counts.num_evaluated < usual.counts.num_evaluated + listed.counts.num_evaluated
     for plan, time in zip(plans[:50:7], tried.best.time.values[:50:7], strict=True):
         assert estimator.predict(plan).step_time == time
-    assert useful_lists(make_model()) == ()
+    assert useful_modules(make_model()) == ()
 
 
 def plans(space=EVERYTHING, **job):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.memory.kept import kept_tensors
+from perfmodel.cost.memory.live import kept_tensors
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.transformer import build_graph

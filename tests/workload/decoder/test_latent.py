@@ -6,15 +6,15 @@ import pytest
 
 from perfmodel.cost.compute import attention_backward_time, attention_time
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.memory.kept import kept_tensors
+from perfmodel.cost.memory.live import kept_tensors
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.workload.graph import Pass
 from perfmodel.workload.layer_specs import LatentAttention
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.work import Pass
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of, sweep_all
 from tests.cost.machines import make_machine
 

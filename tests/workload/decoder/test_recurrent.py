@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from perfmodel.cost.memory.kept import kept_tensors
+from perfmodel.cost.memory.live import kept_tensors
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.degrees import broken

@@ -12,10 +12,11 @@ from perfmodel.parallel.algebra.sharding import Held, gradient_layout, output_la
 from perfmodel.parallel.per_operator.assignment import check_assignment, divides
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
-from perfmodel.workload.graph import Pass, TensorRole
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.imported.graph import ImportedKind
 from perfmodel.workload.imported.kinds import KINDS
 from perfmodel.workload.imported.network import network_of
+from perfmodel.workload.work import Pass
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 from tests.marks import mostly_slow
 from tests.network_plans import network_plan

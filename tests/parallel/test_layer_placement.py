@@ -2,8 +2,8 @@
 
 import pytest
 
-from perfmodel.frameworks.layer_placement import imbalance, stage_layers_by_cost
 from perfmodel.parallel.layout import even_stage_layers
+from perfmodel.parallel.stage_cuts import imbalance, stage_layers_by_cost
 from perfmodel.workload.models import load_model
 
 MODEL = load_model("llama-3-8b")  # 32 layers, a head of 128 thousand words

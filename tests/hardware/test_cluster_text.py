@@ -6,8 +6,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.files import dump_yaml
-from perfmodel.hardware.chip_cluster import short_name
-from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools, read_pools
+from perfmodel.hardware.cluster_text import chips_of, is_mixed, joined_pools, read_pools, short_name
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_cluster
 

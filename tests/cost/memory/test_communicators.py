@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel import predict
-from perfmodel.cost.communicators import communicator_bytes, world_communicator_bytes
 from perfmodel.cost.link_rates import channels_of
 from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.memory.chip import communicator_bytes, world_communicator_bytes
 from perfmodel.frameworks.shipped import framework_names
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.grid import make_grid
