@@ -98,7 +98,7 @@ def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str
         first = repeats[0]
         time = predictor.row(first).predicted_step_time if left_out is None else left_out.get(first.id, math.nan)
         if not math.isnan(time):
-            measured = median(case.measured_time for case in repeats)
+            measured = median(case.measured("step_time") for case in repeats)
             yield _Run(id=first.id, options=_options(first), measured=measured, predicted=time)
 
 

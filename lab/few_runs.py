@@ -101,7 +101,7 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     groups: dict[str, HiddenGroup] = {}
     for case, choice, name, run in hidden_runs(cases):
         group = groups.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
+        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured("step_time"), settings=run.settings))
         group.choices.append(choice)
     return groups
 

@@ -181,7 +181,7 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
         other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
         if other is not None:
             time = predictors[other].predict(planned).step_time
-            by_chip.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
+            by_chip.setdefault(chip.partition("-")[0], []).append(math.log(case.measured("step_time") / time))
     return by_chip
 
 

@@ -116,7 +116,9 @@ class UnseenFrameworks(HiddenFrameworks):
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
-            predictions.append(UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
+            predictions.append(
+                UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured("step_time"), choice=choice)
+            )
             runs.append(run)
         profiles = [run.profile for run in runs]
         expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))

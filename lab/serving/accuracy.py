@@ -295,7 +295,7 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
         {
             "secondary": f"{result.secondary.num_predicted:,}",
             "metrics": table_of_figures(("metric", "runs", "median", "p90", "bias"), lines),
-            "noted": f"{sum(row.case.served is not None and bool(row.case.served.ttft_note) for row in accuracy.rows):,}",
+            "noted": f"{sum(bool(row.case.first_token_note) for row in accuracy.rows):,}",
             "suspect": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
             "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in result.reasons.items()]),
         },

@@ -41,7 +41,7 @@ _OWN = ("formats",)
 def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
     """Return the serving runs of a file, predicted with the shipped engines: by the formulas, or as `serve` prints them."""
     predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
-    return [predictor.row(case) for case in read_cases(path) if case.served is not None]
+    return [predictor.row(case) for case in read_cases(path) if case.is_serving]
 
 
 def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:

@@ -12,6 +12,7 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
+from perfmodel.foundation.errors import RunError
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
@@ -100,10 +101,14 @@ def validate(
         Document(
             content=lambda: _flat(content),
             blocks=lambda: chain(_blocks(result), options.Files().written(output, {"table": out, "figures": plots})),
-            rows=lambda: case_rows([*result.rows, *(serving.rows if serving is not None else ())]),
+            rows=lambda: case_rows(result.every_row),
         ),
         output,
     )
+    if result.failures:
+        first, *others = result.failures
+        more = f" (and {len(others):,} more such cases)" if others else ""
+        raise RunError(f"case={first.id}: {first.reason}{more}")
 
 
 def _count_lines(path: Path) -> int:

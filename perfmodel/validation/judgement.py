@@ -184,17 +184,26 @@ class ValidationResult:
     serving: ServingResult | None = None
 
     @property
+    def every_row(self) -> list[AnyRow]:
+        """Training runs, then serving runs."""
+        return [*self.rows, *(self.serving.rows if self.serving is not None else ())]
+
+    @property
     def num_rows(self) -> int:
-        return len(self.rows) + (self.serving.num_rows if self.serving is not None else 0)
+        return len(self.every_row)
 
     @property
     def num_predicted(self) -> int:
-        return sum(row.is_predicted for row in self.rows) + (self.serving.num_predicted if self.serving is not None else 0)
+        return sum(row.is_predicted for row in self.every_row)
+
+    @property
+    def failures(self) -> list[AnyRow]:
+        """Rows whose prediction raised an error that is a bug of perfmodel."""
+        return [row for row in self.every_row if row.has_failed]
 
     def to_frame(self) -> DataFrame:
         """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each serving run."""
-        rows: list[AnyRow] = [*self.rows, *(self.serving.rows if self.serving is not None else ())]
-        return data_frame(case_rows(rows), case_columns(rows)).astype({"predicted_fits": "boolean"})
+        return data_frame(case_rows(self.every_row), case_columns(self.every_row)).astype({"predicted_fits": "boolean"})
 
 
 def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
@@ -262,7 +271,7 @@ EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
 def expert_figures(rows: Sequence[TrainingRow], by: Sequence[str] = ()) -> ExpertFigures:
     """Return errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
     expert_rows = [
-        replace(row, case=replace(row.case, measured_time=math.nan)) if row.group in NO_TIMES else row
+        replace(row, case=replace(row.case, measurements={"memory": row.measured_memory})) if row.group in NO_TIMES else row
         for row in rows
         if row.case.has_experts
     ]

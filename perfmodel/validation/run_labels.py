@@ -135,7 +135,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
         parameters=parameters,
         num_chips=chips,
-        peak_share=math.nan if planned is None else _peak_share(planned, case.measured_time),
+        peak_share=math.nan if planned is None else _peak_share(planned, case.measured("step_time")),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import one_line
 from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.validation.cases import NOT_FINITE, Case
+from perfmodel.validation.cases import Case
 from perfmodel.validation.rows import CaseRow, ServingRow, attempted
 from perfmodel.validation.run_labels import labels_of_serving
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
@@ -97,8 +96,6 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
     """Return the row with the predicted metrics that are compared for this kind of run."""
     planned = row.run
     predicted = metrics_of(planned, prediction)
-    if not all(math.isfinite(value) for value in predicted.values()):
-        return replace(row, reason=NOT_FINITE)
     all_intervals = dict(prediction.intervals)
     if "tokens_per_second" in all_intervals:  # these are of one chip
         low, high = all_intervals["tokens_per_second"]

@@ -18,7 +18,6 @@ from perfmodel.parallel.interval import ServingBasis, interval_factors, interval
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import ServingCasePredictor, metrics_of
 from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
 
@@ -46,8 +45,8 @@ def rows():
             case = changed(id=f"{model['name']}-{batch}", model=model, batch=batch, framework="vLLM", kind="static_batch", tp=1, chips=1)
             row = predictor.row(parse_case(json.dumps(case), 1))
             measured = metrics_of(row.planned, toy(row, truth))
-            served = Served(request_latency=measured["request_latency"])
-            runs.append(replace(row, case=replace(row.case, served=served)))
+            latency = {"request_latency": measured["request_latency"]}
+            runs.append(replace(row, case=replace(row.case, measurements=latency)))
     return runs
 
 

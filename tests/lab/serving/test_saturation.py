@@ -11,7 +11,6 @@ from lab.serving.saturation import Saturated, admission_limited, running_in_benc
 from perfmodel.validation.cases import Case, parse_case
 from perfmodel.validation.rows import CaseRow, ServingRow
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
 from tests.validation.serving.serving_cases import LLAMA, changed
 
@@ -25,8 +24,8 @@ def row_of(**values: object) -> ServingRow:
     return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
 
 
-def served(row: ServingRow, **measured: Any) -> ServingRow:
-    return replace(row, case=replace(row.case, served=Served(**measured)))
+def served(row: ServingRow, *, suspect: str = "", **measured: Any) -> ServingRow:
+    return replace(row, case=replace(row.case, measurements=measured, suspect=suspect))
 
 
 def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
@@ -35,7 +34,7 @@ def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
             Saturated(
-                row=CaseRow(case=Case(id=str(i), inputs={}, served=Served()), labels=labels),
+                row=CaseRow(case=Case(id=str(i), inputs={}, is_serving=True), labels=labels),
                 clients=clients,
                 running=num_running,
                 held=held,

@@ -71,6 +71,6 @@ def test_the_published_runs_are_read_whole():
     with gzip.open(Path(__file__).parents[2] / "golden" / "published_serving.jsonl.gz", "rt", encoding="utf-8") as stream:
         cases = [parse_case(line, number) for number, line in enumerate(stream)]
     assert len(cases) == 4501
-    assert all(case.served is not None for case in cases)
-    assert sum(not math.isnan(case.served.tpot) for case in cases) == 1869
-    assert sum(bool(case.served.suspect) for case in cases) == 175
+    assert all(case.is_serving for case in cases)
+    assert sum(not math.isnan(case.measured("tpot")) for case in cases) == 1869
+    assert sum(bool(case.suspect) for case in cases) == 175
