@@ -25,7 +25,7 @@ from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine,
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Current engines, whose mean stands for an unseen one."""
@@ -40,8 +40,8 @@ _OWN = ("formats",)
 
 def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
     """Return the serving runs of a file, predicted with the shipped engines: by the formulas, or as `serve` prints them."""
-    predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
-    return [predictor.row(case) for case in read_cases(path) if case.is_serving]
+    predict = estimators.as_served if as_served else estimators.predict
+    return [serving_row(case, predict) for case in read_cases(path) if case.is_serving]
 
 
 def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:

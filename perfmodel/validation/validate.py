@@ -34,7 +34,7 @@ from perfmodel.validation.judgement import ValidationResult, summarise, summaris
 from perfmodel.validation.rows import AnyRow, CaseRow, ServingRow, TrainingRow, attempted, case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
-from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_FIELDS)))
 """Fields that errors can be grouped by, for training and serving runs."""
@@ -72,7 +72,7 @@ def validate_cases(
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
-    serving = ServingCasePredictor(calibration=calibration)
+    serve = Estimators(calibration=calibration).as_served
     training, served = list[TrainingRow](), list[ServingRow]()
     rows: list[AnyRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
@@ -82,7 +82,7 @@ def validate_cases(
             if tier and case.tier != tier:
                 continue
             if case.is_serving:
-                served.append(serving.row(case))
+                served.append(serving_row(case, serve))
             else:
                 training.append(predictor.row(case))
             rows.append((served if case.is_serving else training)[-1])

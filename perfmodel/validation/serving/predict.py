@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,37 +58,19 @@ class Estimators:
 
 
 Predict = Callable[[PlannedServing], ServingPrediction]
+"""Prediction of a planned run: by simulation, as `serve` does, or by formulas."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ServingCasePredictor:
-    """Predictor of serving cases. predict: the prediction of a planned run; None: by simulation, as `serve` does."""
+def serving_row(case: Case, predict: Predict) -> ServingRow:
+    """Return the row of a serving case with its prediction, or with the reason why there is none."""
+    kind = one_line(case.inputs.get("kind") or "", 40)
+    row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
+    return attempted(attempted(row, _planned), lambda planned: with_prediction(planned, predict(planned.run)))
 
-    calibration: str | Path | None = None
-    predict: Predict | None = None
-    plans: dict[str, PlannedServing] = field(default_factory=dict)
 
-    def row(self, case: Case) -> ServingRow:
-        kind = one_line(case.inputs.get("kind") or "", 40)
-        row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
-        return attempted(attempted(row, self._planned), self._predicted)
-
-    def _planned(self, row: ServingRow) -> ServingRow:
-        planned = self.plan(row.case.inputs)
-        return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
-
-    def _predicted(self, row: ServingRow) -> ServingRow:
-        if self.predict is None:
-            self.predict = Estimators(calibration=self.calibration).as_served
-        return with_prediction(row, self.predict(row.run))
-
-    def plan(self, inputs: Mapping[str, Any]) -> PlannedServing:
-        """Return the plan of the inputs; runs that repeat a configuration share it."""
-        key = json.dumps(inputs, sort_keys=True, default=str)
-        planned = self.plans.get(key)
-        if planned is None:
-            planned = self.plans[key] = plan_of_serving(inputs)
-        return planned
+def _planned(row: ServingRow) -> ServingRow:
+    planned = plan_of_serving(row.case.inputs)
+    return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
 
 
 def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:
