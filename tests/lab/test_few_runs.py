@@ -1,8 +1,6 @@
 """Given a few runs of a framework whose name is hidden, the rest of them is predicted better."""
 
-import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +8,8 @@ import pytest
 from lab.few_runs import components_of, components_text, few_runs_values, figures_of, groups_of, main
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
+from tests.lab.published_steps import published
 from tests.validation.published_cases import sweep
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "published_steps.csv"
-
-
-def published(source):
-    rows = csv.DictReader(GOLDEN.read_text(encoding="utf-8").splitlines())
-    return [
-        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
-        for row in rows
-        if row["id"].split("-")[0] == source
-    ]
 
 
 @pytest.mark.slow
