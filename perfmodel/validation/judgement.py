@@ -271,7 +271,7 @@ EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
 def expert_figures(rows: Sequence[TrainingRow], by: Sequence[str] = ()) -> ExpertFigures:
     """Return errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
     expert_rows = [
-        replace(row, case=replace(row.case, measurements={"memory": row.measured_memory})) if row.group in NO_TIMES else row
+        replace(row, case=replace(row.case, measurements={"memory": row.case.measured("memory")})) if row.group in NO_TIMES else row
         for row in rows
         if row.case.has_experts
     ]

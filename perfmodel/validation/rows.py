@@ -92,24 +92,12 @@ class CaseRow(Generic[_Planned]):
         return self.error("step_time")
 
     @property
-    def memory_error(self) -> float:
-        return self.error("memory")
-
-    @property
     def predicted_step_time(self) -> float:
         return self.predicted.get("step_time", math.nan)
 
     @property
     def measured_step_time(self) -> float:
         return self.case.measured("step_time")
-
-    @property
-    def predicted_memory(self) -> float:
-        return self.predicted.get("memory", math.nan)
-
-    @property
-    def measured_memory(self) -> float:
-        return self.case.measured("memory")
 
     def error(self, metric: str) -> float:
         """Return predicted / measured - 1; nan where one is missing."""
