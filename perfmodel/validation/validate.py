@@ -30,8 +30,8 @@ from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.judgement import ValidationResult, summarise, summarise_serving
-from perfmodel.validation.rows import AnyRow, CaseRow, ServingRow, TrainingRow, attempted, case_columns, case_rows
+from perfmodel.validation.judgement import ValidationResult, summarise
+from perfmodel.validation.rows import AnyRow, CaseRow, TrainingRow, attempted, case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
 from perfmodel.validation.serving.predict import Estimators, serving_row
@@ -73,7 +73,6 @@ def validate_cases(
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
     serve = Estimators(calibration=calibration).as_served
-    training, served = list[TrainingRow](), list[ServingRow]()
     rows: list[AnyRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for file in files:
@@ -81,19 +80,12 @@ def validate_cases(
         for case in _cases_of(file):
             if tier and case.tier != tier:
                 continue
-            if case.is_serving:
-                served.append(serving_row(case, serve))
-            else:
-                training.append(predictor.row(case))
-            rows.append((served if case.is_serving else training)[-1])
+            rows.append(serving_row(case, serve) if case.is_serving else predictor.row(case))
             if progress is not None:
                 progress(len(rows))
     if tier and not rows:
         raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
-    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
-    if served:
-        serving_result = summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS])
-        result = replace(result, serving=serving_result, kinds={**result.kinds, "inference": len(served)})
+    result = summarise(rows, by=fields, skip_broken_nvlink=skip_broken_nvlink)
     if folder is not None:
         from perfmodel.validation.figures import write_figures
 
