@@ -366,7 +366,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("accuracy", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published runs, one JSON object a line")
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
@@ -374,7 +374,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     report = write_report(options.cases, options.out, left_out=options.left_out)
     print(f"{options.out}: {len(report.scored):,} scored runs of {report.result.num_rows:,} cases")
-    return 0
 
 
 if __name__ == "__main__":

@@ -294,14 +294,13 @@ def _mean(values: Sequence[float]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("few_runs", __doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help="random draws of each number of given runs")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
     options = parser.parse_args(arguments)
     figures = few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)
     print(page("accuracy", [("few_runs", few_runs_values(figures, options.draws))], wraps=True), end="")
-    return 0
 
 
 if __name__ == "__main__":

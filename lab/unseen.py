@@ -112,13 +112,11 @@ class UnseenFrameworks(HiddenFrameworks):
         runs: list[HiddenRun] = []
         for case, choice, group, run in hidden_runs(cases, groups):
             try:
-                name, planned = self.planned(case)
-                time = self.predictor.predict(planned).step_time
+                time = self.predictor.predict(self.planned(run)).step_time
             except InputError:
                 continue
-            predictions.append(
-                UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured("step_time"), choice=choice)
-            )
+            measured = case.measured("step_time")
+            predictions.append(UnseenRun(id=case.id, group=group, profile=run.profile, predicted=time, measured=measured, choice=choice))
             runs.append(run)
         profiles = [run.profile for run in runs]
         expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))
@@ -141,9 +139,9 @@ class UnseenFrameworks(HiddenFrameworks):
             if case.ran is None or case.reason or case.is_apart:
                 continue
             try:
-                name, planned = self.planned(case)
-                if name == SWEPT:
-                    outcomes.append(outcome_of(case, planned, self.predictor))
+                run = hidden(case)
+                if run.profile == SWEPT:
+                    outcomes.append(outcome_of(case, self.planned(run), self.predictor))
             except InputError:
                 continue
         return outcomes
@@ -303,7 +301,7 @@ def fits_text(fits: FitCounts) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("unseen", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
     options = parser.parse_args(arguments)
@@ -313,7 +311,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = list(frameworks.times(cases))
         sections = [*unseen_sections(figures_of(runs), {}, choices_of(runs)), *fit_check_sections(frameworks.outcomes(cases))]
         print(f"{title}:\n\n{page('accuracy', sections, wraps=True)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def document(rows: Sequence[Errors]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> None:
     parser = command_parser("kernels.cross_validate", __doc__, cases=False)
     parser.add_argument("folder", type=Path, help="folder of the kernel tables")
     parser.add_argument(
@@ -214,7 +214,6 @@ def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] =
         say(f"{part:34} {middle:13.1%} {largest:8.1%}")
     if options.out:
         options.out.write_text(document(rows) if options.out.suffix == ".md" else rows_text(rows), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

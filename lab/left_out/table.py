@@ -11,7 +11,6 @@ predicted with constants that related fits lend and with the runs of other model
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -156,7 +155,7 @@ def constants_text(fits: LeftOut) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("left_out", __doc__)
     parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="published kernel tables: the lines of kernels too")
     parser.add_argument("--out", type=Path, metavar="FILE", help="every run with its prediction: .csv or .json")
@@ -176,8 +175,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n" + constants_text(fits))
     if options.out is not None:
         write_atomically(options.out, rows_text(predictions, as_json=options.out.suffix == ".json"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -164,7 +164,7 @@ def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.engines", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies"), metavar="FOLDER", help="of engines_fitted.yaml and engines/")
     parser.add_argument("--engine", action="append", default=[], choices=list_engines(), help="only these, which are printed, not written")
@@ -176,7 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.engine:
         write_atomically(options.out / "engines_fitted.yaml", fitted_text(fits))
         write_atomically(options.out / "engines" / f"{GENERIC_ENGINE}.yaml", generic_text(generic_engine(todays_engines(fits))))
-    return 0
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def residuals_text(residuals: Sequence[ServingResidual]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.residuals", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies/serving_residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
@@ -128,7 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     residuals = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
     write_atomically(options.out, residuals_text(residuals))
     print(options.out)
-    return 0
 
 
 if __name__ == "__main__":

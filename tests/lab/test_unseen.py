@@ -7,6 +7,7 @@ import pytest
 
 from lab.unseen import GROUPS, UnseenFrameworks, UnseenRun, figures_of, fits_of, main, over_groups
 from perfmodel.frameworks.profile import GENERIC
+from perfmodel.validation.assumed_framework import hidden
 from perfmodel.validation.cases import read_cases
 from tests.validation.published_cases import changed, sweep, write
 
@@ -20,8 +21,9 @@ def cases(tmp_path):
 def test_neither_the_name_nor_the_framework_itself_is_seen(cases):
     frameworks = UnseenFrameworks()
     for case in read_cases(cases):
-        name, planned = frameworks.planned(case)
-        assert name == "nanotron"
+        run = hidden(case)
+        planned = frameworks.planned(run)
+        assert run.profile == "nanotron"
         assert planned.profile.name == GENERIC
         assert "nanotron" not in planned.profile.source
         assert planned.framework.borrows
