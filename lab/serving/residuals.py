@@ -65,7 +65,7 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
 
 
 def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
-    machine = estimators.estimator(row.run, load_engine(row.run.engine)).machine
+    machine = estimators.of(row.run).machine
     return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.parts.experts is not None)
 
 

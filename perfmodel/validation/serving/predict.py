@@ -37,10 +37,7 @@ class Estimators:
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
         """Return the estimator of a run, with its engine at its version."""
-        return self.estimator(planned, (engine or load_engine(planned.engine)).at(planned.version))
-
-    def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
-        job = planned.job
+        job, engine = planned.job, (engine or load_engine(planned.engine)).at(planned.version)
         hashable = tuple(getattr(engine, entry.name) for entry in fields(engine) if entry.name != "notes")
         key = (job.model, job.quantization, job.kv_precision, planned.hardware, hashable)
         if key not in self.estimators:
