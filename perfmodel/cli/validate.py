@@ -12,7 +12,6 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
-from perfmodel.foundation.errors import RunError
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
@@ -105,10 +104,7 @@ def validate(
         ),
         output,
     )
-    if result.failures:
-        first, *others = result.failures
-        more = f" (and {len(others):,} more such cases)" if others else ""
-        raise RunError(f"case={first.id}: {first.reason}{more}")
+    result.check()
 
 
 def _count_lines(path: Path) -> int:

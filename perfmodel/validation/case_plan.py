@@ -92,19 +92,18 @@ def plan_of_case(
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
     settings = framework.options.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
     seq_len = stated_count(inputs, "sequence_length")
-    tp, pp, cp = _degrees(inputs, settings)
-    num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
+    num_chips, dp, tp, pp, cp = _degrees(inputs, settings, assumed)
     profile = _profile(framework, settings)
     policy, dtype = _precision(inputs, settings, assumed)
-    model = _model(inputs["model"], framework, settings, seq_len=seq_len, tp=tp)
+    config = config_from_case(inputs["model"], settings=settings, seq_len=seq_len, tp=tp)
+    model = with_framework_defaults(config, inputs["model"], framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
     experts, recipe = _experts(inputs, framework, model, num_chips=num_chips, tp=tp, pp=pp, assumed=assumed)
     global_batch, micro_batch = _batches(inputs, framework, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
-    num_microbatches = global_batch // max(dp * micro_batch, 1)
-    virtual_stages, stage_layers = _stages(inputs, framework, recipe, model.num_hidden_layers, pp, num_microbatches, assumed)
+    virtual_stages, stage_layers = _stages(inputs, framework, recipe, profile, model, pp, global_batch // max(dp * micro_batch, 1), assumed)
     if experts is not None:
         eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
@@ -128,7 +127,7 @@ def plan_of_case(
         recompute_operators=operators,
         rules=rules,
         virtual_stages=virtual_stages,
-        stage_layers=stage_layers or _placed_layers(profile, model, pp, virtual_stages),
+        stage_layers=stage_layers,
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
@@ -156,27 +155,22 @@ def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
 
 
-def _degrees(inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the degrees tp, pp and cp."""
+def _degrees(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[int, int, int, int, int]:
+    """Return (chips, dp, tp, pp, cp). If chips and dp contradict each other, the number of chips counts."""
     tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     if settings.get("device_map") and tp * pp * cp == 1:
         # layers are placed sequentially on all chips, of which one works at a time
         pp = stated_count(inputs, "num_chips")
-    return tp, pp, cp
-
-
-def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
-    """Return (chips, data-parallel degree). If the two contradict each other, the number of chips counts."""
-    stated, dp = optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
+    ways, stated, dp = tp * pp * cp, optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
     if stated is None:
         if dp is None:
             raise InputError("num_chips: the run states neither it nor dp; it cannot be predicted without one of them")
-        return ways * dp, dp
+        return ways * dp, dp, tp, pp, cp
     if stated % ways:
         raise InputError(f"num_chips={stated}: must be a multiple of tp*pp*cp={ways}; correct it in the case")
     if dp is not None and dp != stated // ways:
         assumed.append("dp")
-    return stated, stated // ways
+    return stated, stated // ways, tp, pp, cp
 
 
 def _profile(framework: Framework, settings: Mapping[str, Any]) -> ExecutionProfile:
@@ -195,13 +189,6 @@ def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: 
     elif precision == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
         policy = Precision.FP8_CURRENT
     return policy, dtype
-
-
-def _model(
-    model: TransformerConfig | Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, seq_len: int, tp: int
-) -> TransformerConfig:
-    config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
-    return with_framework_defaults(config, model, framework, settings)
 
 
 def _experts(
@@ -242,16 +229,18 @@ def _stages(
     inputs: Mapping[str, Any],
     framework: Framework,
     recipe: ReleaseRecipe | None,
-    layers: int,
+    profile: ExecutionProfile,
+    model: TransformerConfig,
     pp: int,
     num_microbatches: int,
     assumed: list[str],
 ) -> tuple[int, tuple[int, ...] | None]:
-    """Return the virtual stages of a rank, and the layers of each stage where the run or its recipe states them.
+    """Return the virtual stages of a rank, and the layers of each stage; None: the default of a plan.
 
-    Of stated modules, two precede the layers (embedding, transposition), the others follow them.
+    The layers are those that the run or its recipe states, else as the framework places them. Of stated modules, two precede the layers
+    (embedding, transposition), the others follow them.
     """
-    stage_layers, stages = stated_stages(inputs, recipe), inputs.get("stages")
+    layers, stage_layers, stages = model.num_hidden_layers, stated_stages(inputs, recipe), inputs.get("stages")
     if stages and not stage_layers:
         units = [stated_count(stage, "units") for stage in stages]
         if sum(units) < layers:
@@ -267,16 +256,12 @@ def _stages(
         virtual_stages = 1  # the schedule does not exist for this number of microbatches
     if virtual_stages != (stated or 1):
         assumed.append("virtual_stages")
-    return virtual_stages, None
-
-
-def _placed_layers(profile: ExecutionProfile, model: TransformerConfig, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage as the framework places them; None: the default of a plan."""
     if profile.stages.places_layers_by_cost and virtual_stages == 1:
-        return stage_layers_by_cost(model, pp)
-    layers, stages = model.num_hidden_layers, pp * virtual_stages
+        return virtual_stages, stage_layers_by_cost(model, pp)
+    num_stages = pp * virtual_stages
     # evenly where the stages divide their number, without regard to their cost
-    return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
+    placed = even_stage_layers(layers, num_stages) if layers % num_stages == 0 else stage_layers_with_ends(layers, num_stages)
+    return virtual_stages, placed
 
 
 def _zero(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from perfmodel.foundation.errors import RunError
 from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.interval import METRICS
@@ -200,6 +201,13 @@ class ValidationResult:
     def failures(self) -> list[AnyRow]:
         """Rows whose prediction raised an error that is a bug of perfmodel."""
         return [row for row in self.every_row if row.has_failed]
+
+    def check(self) -> None:
+        """Raise RunError that names the first of the `failures`, if there are any."""
+        if self.failures:
+            first, *others = self.failures
+            more = f" (and {len(others):,} more such cases)" if others else ""
+            raise RunError(f"case={first.id}: {first.reason}{more}")
 
     def to_frame(self) -> DataFrame:
         """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each serving run."""

@@ -17,7 +17,6 @@ from perfmodel.foundation.plain import picked
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.plan import Plan
 from perfmodel.validation.case_plan import PlannedCase, load_profile_once
 from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
 
@@ -69,13 +68,24 @@ class StepTimes:
         unknown = [name for name in values if name not in GROUP_OF]
         if unknown:
             raise InputError(f"constant={unknown[0]}: no option of an execution profile; name one")
+
+        def estimator_key(position: int) -> tuple[Any, ...]:
+            run = self.runs[chosen[position]]
+            job, behaviours = run.planned.plan.job, (run.profile, repr(sorted(run.settings.items(), key=str)))
+            return job.transformer, job.seq_len, job.precision, job.optimizer, behaviours, run.planned.hardware, run.planned.matmul_dtype
+
+        def columns_key(position: int) -> tuple[Any, ...]:
+            plan = self.runs[chosen[position]].planned.plan
+            alike = picked(plan, "sharding attention recompute recompute_operators zero schedule order sequence_parallel")
+            return (*alike.values(), plan.layout.pp > 1)
+
         moved, times = dict(values), np.empty(len(chosen))
-        for same_job in grouped(range(len(chosen)), lambda position: _estimator_key(self.runs[chosen[position]])).values():
+        for same_job in grouped(range(len(chosen)), estimator_key).values():
             run = self.runs[chosen[same_job[0]]]
             profile = with_settings(self.load(run.profile).having(**moved), run.settings)
             estimator = with_kept_programs(estimator_with(run, profile))
             estimator = replace(estimator, programs=replace(estimator.programs, recomputes=()))
-            for positions in grouped(same_job, lambda position: _columns_key(self.runs[chosen[position]].planned.plan)).values():
+            for positions in grouped(same_job, columns_key).values():
                 together = tuple(chosen[position] for position in positions)
                 plans = [self.runs[index].planned.plan for index in together]
                 kept_by = (estimator.programs.compiled, run.planned.hardware, run.planned.matmul_dtype, estimator.profile.rates, together)
@@ -86,15 +96,3 @@ class StepTimes:
                     columns = self._columns[kept_by] = plan_columns(estimator, plans)
                 times[positions] = step_columns(estimator, plans, columns.of(estimator)).step_time
         return times
-
-
-def _estimator_key(run: PlannedRun) -> tuple[Any, ...]:
-    """Return what the estimator of a run depends on."""
-    job, behaviours = run.planned.plan.job, (run.profile, repr(sorted(run.settings.items(), key=str)))
-    return job.transformer, job.seq_len, job.precision, job.optimizer, behaviours, run.planned.hardware, run.planned.matmul_dtype
-
-
-def _columns_key(plan: Plan) -> tuple[Any, ...]:
-    """Return what the plans of one call of `plan_columns` agree in."""
-    alike = picked(plan, "sharding attention recompute recompute_operators zero schedule order sequence_parallel")
-    return (*alike.values(), plan.layout.pp > 1)
