@@ -127,13 +127,12 @@ def ablation_values(entries: Sequence[Ablation]) -> dict[str, object]:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("ablation", __doc__)
     options = parser.parse_args(arguments)
     rows = [HEADERS, *rows_of(ablations(options.cases))]
     print(columns_text(rows))
     print(f"{num_constants()} numbers in the files of all frameworks")
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ from statistics import median
 from lab.ablation import Ablation, ablation_values, ablations
 from lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from lab.command import command_parser, exits_on_errors
-from lab.few_runs import DRAWS, GroupFigures, components_text, few_runs_figures, regret_rows, regrets_text
-from lab.few_runs import rows_of as few_rows
+from lab.few_runs import GroupFigures, few_runs_figures, few_runs_values
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
-from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
+from lab.memory_outcomes import MemoryOutcome
 from lab.pages import Section, page, percent, percent_number, statistics_text, table
-from lab.unseen import UnseenFigures, UnseenFrameworks, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
+from lab.unseen import UnseenFigures, UnseenFrameworks, choices_of, figures_of, fit_check_sections, unseen_sections
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import write_atomically
@@ -215,41 +214,12 @@ def _experts(report: AccuracyReport) -> Sections:
 
 def _unseen(report: AccuracyReport) -> Sections:
     """Yield the sections on unseen frameworks."""
-    known, kin = report.unseen
-    if not known:
+    if not report.unseen[0]:
         return
-    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without family", "mean, without family")
-    rows = []
-    for name, figures in known.items():
-        further = kin.get(name)
-        more = (f"{100 * further.bias:+.1f}", percent_number(further.mean)) if further else ("", "")
-        interval = f"{figures.low:.2f} to {figures.high:.2f}"
-        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", percent_number(figures.mean), f"{figures.coverage:.0%}", interval)
-        rows.append((name, *numbers, *more))
-    every, family = over_groups(known), over_groups(kin) if kin else None
-    last = (f"scatter {100 * family.scatter:.1f}", percent_number(family.mean)) if family else ("", "")
-    mean = ("", f"scatter {100 * every.scatter:.1f}", percent_number(every.mean), f"{every.coverage:.0%}", "")
-    rows.append(("**mean over groups**", *mean, *last))
-    yield "unseen", {"table": table(headers, rows)}
-    if report.choices is not None and report.choices.groups:
-        yield "paragraph", {"text": choices_text(report.choices)}
+    yield from unseen_sections(*report.unseen, report.choices)
     if report.few:
-        errors, regrets = ((table(rows[0], rows[1:]) if rows else "") for rows in (few_rows(report.few), regret_rows(report.few)))
-        yield (
-            "few_runs",
-            {
-                "draws": DRAWS,
-                "table": errors,
-                "components": components_text(report.few),
-                "choice": regrets_text(report.few),
-                "choices": regrets,
-            },
-        )
-    if report.outcomes:
-        bins = reliability(report.outcomes)
-        first, *others = reliability_rows(bins)
-        counts = fits_text(fits_of(report.outcomes))
-        yield "fit_check", {"counts": counts, "reliability": reliability_line(bins), "table": table(first, others, first)}
+        yield "few_runs", few_runs_values(report.few)
+    yield from fit_check_sections(report.outcomes)
 
 
 def _small(report: AccuracyReport) -> Sections:
@@ -396,7 +366,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("accuracy", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published runs, one JSON object a line")
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
@@ -404,7 +374,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     report = write_report(options.cases, options.out, left_out=options.left_out)
     print(f"{options.out}: {len(report.scored):,} scored runs of {report.result.num_rows:,} cases")
-    return 0
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str
         first = repeats[0]
         time = predictor.row(first).predicted_step_time if left_out is None else left_out.get(first.id, math.nan)
         if not math.isnan(time):
-            measured = median(case.measured_time for case in repeats)
+            measured = median(case.measured("step_time") for case in repeats)
             yield _Run(id=first.id, options=_options(first), measured=measured, predicted=time)
 
 
@@ -127,7 +127,7 @@ def share(compared: Sequence[Pair]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("advice", __doc__)
     parser.add_argument("--wrong", action="store_true", help="list the pairs whose direction is predicted wrong")
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the model of a run")
@@ -141,7 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured, predicted = (slow / fast - 1 for fast, slow in (pair.measured, pair.predicted))
             gains = f"measured {measured:+.1%}, predicted {predicted:+.1%}"
             print(f"{pair.option}: {pair.values[0]} over {pair.values[1]}: {gains}: {', '.join(pair.ids)}")
-    return 0
 
 
 if __name__ == "__main__":

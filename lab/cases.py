@@ -15,7 +15,7 @@ from perfmodel.validation.rows import NO_TIMES
 def is_primary(case: Case) -> bool:
     """Whether every important input of a run is known, and its time is meaningful."""
     counts = case.tier == "primary" and not (case.reason or case.is_apart or case.group in NO_TIMES)
-    return counts and not (math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK)
+    return counts and not (math.isnan(case.measured("step_time")) or case.noted_all_reduce < BROKEN_NVLINK)
 
 
 def planned_cases(cases: Iterable[Case], keep: Callable[[Case], bool]) -> Iterator[tuple[Case, PlannedCase]]:

@@ -22,15 +22,16 @@ def command_parser(name: str, doc: str | None, *, cases: bool = True) -> argpars
     return parser
 
 
-def exits_on_errors(main: Callable[P, int]) -> Callable[P, int]:
-    """Wrap `main` so that errors of this package are printed on stderr and exit with code 2."""
+def exits_on_errors(main: Callable[P, None]) -> Callable[P, int]:
+    """Return `main` with an exit code: 0, or 2 after an error of this package, which is printed on stderr."""
 
     @wraps(main)
     def run(*arguments: P.args, **named: P.kwargs) -> int:
         try:
-            return main(*arguments, **named)
+            main(*arguments, **named)
         except PerfModelError as error:
             print(error, file=sys.stderr)
             return 2
+        return 0
 
     return run

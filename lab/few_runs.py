@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
+from lab.pages import page, table
 from lab.splits import k_of_n
 from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
 from perfmodel.fitting.fit import LogTimes, UserFit, UserRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
-from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.ensemble import points_about
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.interval import NORMAL
@@ -101,7 +101,7 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     groups: dict[str, HiddenGroup] = {}
     for case, choice, name, run in hidden_runs(cases):
         group = groups.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
+        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured("step_time"), settings=run.settings))
         group.choices.append(choice)
     return groups
 
@@ -197,10 +197,11 @@ def _given_of_the_job(
     return of_the_job, tried_first
 
 
-def table_text(figures: Sequence[GroupFigures]) -> str:
-    return "\n".join(
-        (columns_text(rows_of(figures)), components_text(figures), regrets_text(figures), columns_text(regret_rows(figures)))
-    ).strip()
+def few_runs_values(figures: Sequence[GroupFigures], draws: int = DRAWS) -> dict[str, object]:
+    """Return the values of the section of docs/accuracy.md."""
+    errors, choices = ((table(rows[0], rows[1:]) if rows else "") for rows in (rows_of(figures), regret_rows(figures)))
+    texts = {"components": components_text(figures), "choice": regrets_text(figures)}
+    return {"draws": draws, "table": errors, **texts, "choices": choices}
 
 
 def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
@@ -293,13 +294,13 @@ def _mean(values: Sequence[float]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("few_runs", __doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help="random draws of each number of given runs")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
     options = parser.parse_args(arguments)
-    print(table_text(few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)))
-    return 0
+    figures = few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)
+    print(page("accuracy", [("few_runs", few_runs_values(figures, options.draws))], wraps=True), end="")
 
 
 if __name__ == "__main__":

@@ -144,13 +144,12 @@ def write_fitted(cases: Path, out: Path) -> list[Path]:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("fitted", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies/frameworks"), metavar="FOLDER")
     options = parser.parse_args(arguments)
     for path in write_fitted(options.cases, options.out):
         print(path)
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ HEAD = "# Written by `python -m lab.generic`: the mean of the profiles that name
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("generic", __doc__, cases=False)
     parser.add_argument("--out", type=Path, default=Path("strategies/frameworks/generic.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     write_atomically(options.out, HEAD + profile_text(generic_profile()))
     print(options.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str
 
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
     """Yield log(needed / predicted) of the uncertain part, for runs that report the allocator's peak on the fullest rank."""
-    for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured_memory) or case.reason)):
+    for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured("memory")) or case.reason)):
         if planned.framework.profile != framework:
             continue
         try:
@@ -81,7 +81,7 @@ def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str)
             rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda need: need.total)
         except InputError:
             continue
-        yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
+        yield math.log(max(case.measured("memory") + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
 
 
 def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryUncertainty:

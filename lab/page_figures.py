@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab.command import command_parser, exits_on_errors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 
@@ -142,11 +142,11 @@ def _plain(cell: str) -> str:
     return cell.strip("* ").removesuffix("%").strip()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lab.page_figures", description=(__doc__ or "").partition("\n")[0])
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command_parser("page_figures", __doc__, cases=False)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), metavar="DOCS")
     print(write_page_figures(parser.parse_args(arguments).folder))
-    return 0
 
 
 if __name__ == "__main__":

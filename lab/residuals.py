@@ -181,7 +181,7 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
         other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
         if other is not None:
             time = predictors[other].predict(planned).step_time
-            by_chip.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
+            by_chip.setdefault(chip.partition("-")[0], []).append(math.log(case.measured("step_time") / time))
     return by_chip
 
 
@@ -271,7 +271,7 @@ def with_left_out(rows: Iterable[TrainingRow], left_out: Mapping[str, float]) ->
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("residuals", __doc__)
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
     parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="failed runs: memory_uncertainty.yaml is written too")
@@ -310,7 +310,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
     low, high = unseen_interval(residuals.unseen_frameworks)
     print(f"  unseen framework: {low:.2f} to {high:.2f} of the prediction, {len(residuals.unseen_frameworks)} groups of runs")
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from lab import accuracy_lines as rules
 from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
+from lab.pages import Section, page, percent_number, table
 from lab.splits import Split, cross_validated
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import Verdict
-from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
 from perfmodel.uncertainty.priors import BEHAVIOURS
@@ -112,11 +112,11 @@ class UnseenFrameworks(HiddenFrameworks):
         runs: list[HiddenRun] = []
         for case, choice, group, run in hidden_runs(cases, groups):
             try:
-                name, planned = self.planned(case)
-                time = self.predictor.predict(planned).step_time
+                time = self.predictor.predict(self.planned(run)).step_time
             except InputError:
                 continue
-            predictions.append(UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
+            measured = case.measured("step_time")
+            predictions.append(UnseenRun(id=case.id, group=group, profile=run.profile, predicted=time, measured=measured, choice=choice))
             runs.append(run)
         profiles = [run.profile for run in runs]
         expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))
@@ -139,9 +139,9 @@ class UnseenFrameworks(HiddenFrameworks):
             if case.ran is None or case.reason or case.is_apart:
                 continue
             try:
-                name, planned = self.planned(case)
-                if name == SWEPT:
-                    outcomes.append(outcome_of(case, planned, self.predictor))
+                run = hidden(case)
+                if run.profile == SWEPT:
+                    outcomes.append(outcome_of(case, self.planned(run), self.predictor))
             except InputError:
                 continue
         return outcomes
@@ -263,22 +263,32 @@ def choices_text(choices: PlanChoices) -> str:
     )
 
 
-def table_text(figures: Mapping[str, UnseenFigures]) -> str:
-    rows = [("group", "runs", "bias", "mean", "in 80 %", "interval")]
-    rows += [
-        (
-            group,
-            str(entry.num_runs),
-            f"{entry.bias:+.1%}",
-            f"{entry.mean:.1%}",
-            f"{entry.coverage:.0%}",
-            f"{entry.low:.2f} to {entry.high:.2f}",
-        )
-        for group, entry in figures.items()
-    ]
-    every = over_groups(figures)
-    rows.append(("mean over groups; scatter of medians", "", f"{every.scatter:.1%}", f"{every.mean:.1%}", f"{every.coverage:.0%}", ""))
-    return columns_text(rows)
+def unseen_sections(known: Mapping[str, UnseenFigures], kin: Mapping[str, UnseenFigures], choices: PlanChoices | None) -> Iterator[Section]:
+    """Yield the sections of docs/accuracy.md. known, kin: figures with the framework, and with its family left out."""
+    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without family", "mean, without family")
+    rows = []
+    for name, figures in known.items():
+        further = kin.get(name)
+        more = (f"{100 * further.bias:+.1f}", percent_number(further.mean)) if further else ("", "")
+        interval = f"{figures.low:.2f} to {figures.high:.2f}"
+        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", percent_number(figures.mean), f"{figures.coverage:.0%}", interval)
+        rows.append((name, *numbers, *more))
+    every, family = over_groups(known), over_groups(kin) if kin else None
+    last = (f"scatter {100 * family.scatter:.1f}", percent_number(family.mean)) if family else ("", "")
+    mean = ("", f"scatter {100 * every.scatter:.1f}", percent_number(every.mean), f"{every.coverage:.0%}", "")
+    rows.append(("**mean over groups**", *mean, *last))
+    yield "unseen", {"table": table(headers, rows)}
+    if choices is not None and choices.groups:
+        yield "paragraph", {"text": choices_text(choices)}
+
+
+def fit_check_sections(outcomes: Sequence[MemoryOutcome]) -> Iterator[Section]:
+    """Yield the section of docs/accuracy.md on probabilities of fitting, if any outcome is known."""
+    if outcomes:
+        bins = reliability(outcomes)
+        first, *others = reliability_rows(bins)
+        counts = fits_text(fits_of(outcomes))
+        yield "fit_check", {"counts": counts, "reliability": reliability_line(bins), "table": table(first, others, first)}
 
 
 def fits_text(fits: FitCounts) -> str:
@@ -291,23 +301,16 @@ def fits_text(fits: FitCounts) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("unseen", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
     options = parser.parse_args(arguments)
     cases = [case for path in options.cases for case in read_cases(path)]
-    for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with its family")):
+    for leaves_family, title in ((False, "Each framework left out"), (True, "Each framework left out with its family")):
         frameworks = UnseenFrameworks(leaves_family=leaves_family)
         runs = list(frameworks.times(cases))
-        print(f"unseen framework, {title}:\n{table_text(figures_of(runs))}")
-        print(choices_text(choices_of(runs)))
-        outcomes = frameworks.outcomes(cases)
-        print(fits_text(fits_of(outcomes)))
-        if outcomes:
-            bins = reliability(outcomes)
-            print(f"predicted probability of fitting and observed share:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
-        print()
-    return 0
+        sections = [*unseen_sections(figures_of(runs), {}, choices_of(runs)), *fit_check_sections(frameworks.outcomes(cases))]
+        print(f"{title}:\n\n{page('accuracy', sections, wraps=True)}")
 
 
 if __name__ == "__main__":

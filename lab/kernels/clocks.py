@@ -268,11 +268,10 @@ def fitted_clocks(cases: Path) -> list[Rate]:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("kernels.clocks", __doc__)
     options = parser.parse_args(arguments)
     print(columns_text([HEADERS, *rows_of(fitted_clocks(options.cases))]))
-    return 0
 
 
 if __name__ == "__main__":

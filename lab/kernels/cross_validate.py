@@ -33,12 +33,13 @@ from lab.kernels.fit import TABLES, ChipTables
 from lab.kernels.kernel_fit import DECODE_ROWS, FIT_POINTS
 from lab.kernels.serving import serving_kernels, serving_prior_errors
 from lab.kernels.tables import AICONFIGURATOR_KINDS, read_attention, read_collectives
-from lab.pages import page
+from lab.pages import page, table
 from perfmodel.calibrate.fits import Array
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP, Calibration
 from perfmodel.hardware.prior import prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
+from perfmodel.report.document import csv_text
 
 CHIPS = ("a100", "h100", "b200")
 """One chip of each generation: the H200 computes as the H100 does."""
@@ -172,24 +173,30 @@ def summary(rows: Sequence[Errors]) -> list[tuple[str, float, float]]:
     return parts
 
 
-def table(rows: Sequence[Errors]) -> str:
+def rows_text(rows: Sequence[Errors]) -> str:
     """Return the rows as CSV."""
-    lines = [f"{row.part.replace(',', '')},{row.chip.replace(',', '')},{len(row.errors)},{row.median:.4f},{row.p90:.4f}" for row in rows]
-    return "\n".join(("part,chip,points,median_error,p90_error", *lines, ""))
+    names = ("part", "chip", "points", "median_error", "p90_error")
+    cells = ((row.part, row.chip, str(len(row.errors)), f"{row.median:.4f}", f"{row.p90:.4f}") for row in rows)
+    return csv_text([{name: cell.replace(",", "") for name, cell in zip(names, line, strict=True)} for line in cells], names)
 
 
 def document(rows: Sequence[Errors]) -> str:
     """Return the page docs/kernels.md."""
-    medians = ["| median error of | median over chips | largest |", "| --- | ---: | ---: |"]
-    medians += [f"| {part} | {middle:.1%} | {largest:.1%} |" for part, middle, largest in summary(rows)]
-    lines = ["| part | chip | points | median | 90th percentile |", "| --- | --- | ---: | ---: | ---: |"]
-    lines += [f"| {row.part} | {row.chip} | {len(row.errors):,} | {row.median:.1%} | {row.p90:.1%} |" for row in rows]
-    values = {"decode_rows": DECODE_ROWS, "left_out": LEFT_OUT, "fit_points": f"{FIT_POINTS:,}"}
-    return page("kernels", [("page", {**values, "summary": "\n".join(medians), "rows": "\n".join(lines)})])
+    medians = [(part, f"{middle:.1%}", f"{largest:.1%}") for part, middle, largest in summary(rows)]
+    lines = [(row.part, row.chip, f"{len(row.errors):,}", f"{row.median:.1%}", f"{row.p90:.1%}") for row in rows]
+    headers = ("part", "chip", "points", "median", "90th percentile")
+    values = {
+        "decode_rows": DECODE_ROWS,
+        "left_out": LEFT_OUT,
+        "fit_points": f"{FIT_POINTS:,}",
+        "summary": table(("median error of", "median over chips", "largest"), medians),
+        "rows": table(headers, lines, headers[2:]),
+    }
+    return page("kernels", [("page", values)])
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> None:
     parser = command_parser("kernels.cross_validate", __doc__, cases=False)
     parser.add_argument("folder", type=Path, help="folder of the kernel tables")
     parser.add_argument(
@@ -206,8 +213,7 @@ def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] =
     for part, middle, largest in summary(rows):
         say(f"{part:34} {middle:13.1%} {largest:8.1%}")
     if options.out:
-        options.out.write_text(document(rows) if options.out.suffix == ".md" else table(rows), encoding="utf-8")
-    return 0
+        options.out.write_text(document(rows) if options.out.suffix == ".md" else rows_text(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -332,7 +332,7 @@ def _fit_sends(folder: Path, cluster: str, per_node: int, link: float, tier: str
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("kernels.fit", __doc__, cases=False)
     parser.add_argument("--data", type=Path, required=True, help="folder of the kernel tables")
     parser.add_argument("--chip", choices=sorted(TABLES), action="append", help="a chip; may be repeated; all by default")
@@ -348,7 +348,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             calibration = fit_chip(options.data, chip)
         save_calibration(calibration, path)
-    return 0
 
 
 if __name__ == "__main__":

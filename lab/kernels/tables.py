@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,16 @@ AICONFIGURATOR_KINDS = {
 }
 
 
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables, with aiconfigurator/ in it")
+    return path
+
+
 def read_frame(path: Path) -> Any:
     import pandas as pd
 
-    if not path.is_file():
-        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables, with aiconfigurator/ in it")
+    _existing(path)
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (ImportError, ValueError, OSError) as error:
@@ -146,12 +152,7 @@ def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind
 
 def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> CollectiveTable:
     """Read published nccl-tests runs whose chip starts with `chip`, on `nodes` nodes of 8."""
-    frame = read_frame(folder / "nccl_published_allreduce.csv")
-    frame = frame[frame.chip.str.startswith(chip) & (frame.nodes == nodes) & (frame.time_us > 0)]
-    ranks = _column(frame, "ranks")
-    return CollectiveTable(
-        num_bytes=_column(frame, "size_bytes"), ranks=ranks, ranks_per_node=ranks / nodes, time=_column(frame, "time_us") * 1e-6
-    )
+    return _published_all_reduce(folder, lambda frame: frame.chip.str.startswith(chip) & (frame.nodes == nodes), nodes=nodes)
 
 
 def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
@@ -159,16 +160,14 @@ def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
 
     Its largest messages reach 684 GB/s of bus bandwidth, which needs NICs of twice the usual 400 Gbit/s (Blackwell's).
     """
+    return replace(_published_all_reduce(folder, lambda frame: frame.ranks == 128, nodes=16), link_scale=2.0)
+
+
+def _published_all_reduce(folder: Path, chosen: Callable[[Any], Any], *, nodes: int) -> CollectiveTable:
     frame = read_frame(folder / "nccl_published_allreduce.csv")
-    frame = frame[(frame.ranks == 128) & (frame.time_us > 0)]
-    ranks = _column(frame, "ranks")
-    return CollectiveTable(
-        num_bytes=_column(frame, "size_bytes"),
-        ranks=ranks,
-        ranks_per_node=np.full_like(ranks, 8.0),
-        time=_column(frame, "time_us") * 1e-6,
-        link_scale=2.0,
-    )
+    frame = frame[chosen(frame) & (frame.time_us > 0)]
+    ranks, time = _column(frame, "ranks"), _column(frame, "time_us") * 1e-6
+    return CollectiveTable(num_bytes=_column(frame, "size_bytes"), ranks=ranks, ranks_per_node=ranks / nodes, time=time)
 
 
 def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveTable:
@@ -215,20 +214,14 @@ def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Arra
 
 def read_llmcompass(folder: Path, kernel: str) -> tuple[Array, Array]:
     """Read LLMCompass's softmax, layernorm or gelu on an A100, fp16: elements and seconds (the table gives 1e9 elements a second)."""
-    path = folder / "llmcompass" / f"{kernel}_A100.csv"
-    if not path.is_file():
-        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
-    rows = [[float(cell) for cell in line.split(",")] for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    elements = np.array([np.prod(row[:-1]) for row in rows])
-    return elements, elements / (np.array([row[-1] for row in rows]) * 1e9)
+    *shapes, rates = np.loadtxt(_existing(folder / "llmcompass" / f"{kernel}_A100.csv"), delimiter=",", unpack=True)
+    elements = np.prod(shapes, axis=0)
+    return elements, elements / (rates * 1e9)
 
 
 def read_simumax(folder: Path, name: str) -> dict[str, Any]:
     """Read SimuMax's system file: efficiencies of exact shapes and of classes of kernels."""
-    path = folder / "simumax" / f"{name}.json"
-    if not path.is_file():
-        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
-    system: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    system: dict[str, Any] = json.loads(_existing(folder / "simumax" / f"{name}.json").read_text(encoding="utf-8"))
     return system
 
 

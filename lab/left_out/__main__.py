@@ -1,5 +1,7 @@
 """`python -m lab.left_out`."""
 
+import sys
+
 from lab.left_out.table import main
 
-main()
+sys.exit(main())

@@ -74,9 +74,9 @@ class RunMemory:
 
 def runs_with_memory(cases: Iterable[Case]) -> list[RunMemory]:
     """Return the runs with a reported memory, of profiles that are fitted to it."""
-    has_memory = planned_cases(cases, lambda case: not (case.reason or case.has_experts or math.isnan(case.measured_memory)))
+    has_memory = planned_cases(cases, lambda case: not (case.reason or case.has_experts or math.isnan(case.measured("memory"))))
     return [
-        RunMemory(planned=planned, measured=case.measured_memory)
+        RunMemory(planned=planned, measured=case.measured("memory"))
         for case, planned in has_memory
         if planned.framework.profile in MEMORY_FITS and not planned.framework.borrows and "recompute" not in planned.assumed
     ]

@@ -58,7 +58,7 @@ def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
 
 def _is_scored(case: Case) -> bool:
     model = case.inputs.get("model")
-    if case.reason or case.is_apart or case.group == "mcore" or not np.isfinite(case.measured_time) or not isinstance(model, dict):
+    if case.reason or case.is_apart or case.group == "mcore" or not np.isfinite(case.measured("step_time")) or not isinstance(model, dict):
         return False
     if case.tier != "primary" and framework_of(case.inputs.get("framework")).profile != "nemo":
         return False

@@ -10,10 +10,7 @@ predicted with constants that related fits lend and with the runs of other model
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,13 +27,12 @@ from lab.pages import percent, statistics_text
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.text import columns_text
+from perfmodel.report.document import csv_text
 from perfmodel.validation.judgement import error_summary
 from perfmodel.validation.plan_choice import PlanChoices, plan_choices
 from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.validate import validate_cases
-
-COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
 
 
 def _is_recipe(labels: RunLabels) -> bool:
@@ -127,25 +123,19 @@ def _cells(errors: Sequence[float]) -> tuple[str, ...]:
 
 
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
-    """Return one row for every run, in the order of COLUMNS. [s]"""
+    """Return one row for every run. [s]"""
     rows = [
-        (
-            prediction.run.id,
-            prediction.run.source,
-            prediction.run.choice.labels.model,
-            prediction.run.measured,
-            prediction.predicted,
-            prediction.fold,
-        )
+        {
+            "id": prediction.run.id,
+            "source": prediction.run.source,
+            "model": prediction.run.choice.labels.model,
+            "measured_step_time": prediction.run.measured,
+            "predicted_step_time": prediction.predicted,
+            "fold": prediction.fold,
+        }
         for prediction in predictions
     ]
-    if as_json:
-        return json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=1) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(rows)
-    return text.getvalue()
+    return json.dumps(rows, indent=1) + "\n" if as_json else csv_text(rows)
 
 
 def constants_text(fits: LeftOut) -> str:
@@ -165,7 +155,7 @@ def constants_text(fits: LeftOut) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("left_out", __doc__)
     parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="published kernel tables: the lines of kernels too")
     parser.add_argument("--out", type=Path, metavar="FILE", help="every run with its prediction: .csv or .json")
@@ -185,8 +175,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n" + constants_text(fits))
     if options.out is not None:
         write_atomically(options.out, rows_text(predictions, as_json=options.out.suffix == ".json"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

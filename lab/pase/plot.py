@@ -6,13 +6,14 @@ Source of the measured ones: Elango, PaSE, IPDPS 2021 (arXiv 2407.04001), figure
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lab.pase.figure import FIGURE_CLUSTERS, FIGURE_DEVICES, FIGURE_NETWORKS, FITTED, FigurePoint, predicted_time
 from lab.pase.strategies import recurrent_parts
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.report.figures import new_figure, write_figure
 from perfmodel.report.pase import PUBLISHED_STRATEGIES, TABLE_2_DEVICES
@@ -206,9 +207,7 @@ def figure_object(bars: Sequence[Bar], source: str) -> dict[str, Any]:
         times = {EXPERT: bar.point.expert, PASE: bar.point.pase}
         points.append(
             {
-                "cluster": bar.point.cluster,
-                "network": bar.point.network,
-                "num_devices": bar.point.num_devices,
+                **picked(bar.point, "cluster network num_devices"),
                 "strategy": bar.strategy,
                 "step_time": times[bar.strategy],
                 "data_parallel_step_time": bar.point.data_parallel,
@@ -219,12 +218,7 @@ def figure_object(bars: Sequence[Bar], source: str) -> dict[str, Any]:
         )
     return {
         "source": source,
-        "fitted": {
-            "operator_time": FITTED.operator_time,
-            "message_time": FITTED.message_time,
-            "staged_bandwidth": FITTED.staged_bandwidth,
-            "infiniband_bandwidth": FITTED.infiniband_bandwidth,
-        },
+        "fitted": asdict(FITTED),
         "signs": score.num_signs,
         "signs_right": score.num_signs_right,
         "median_error": dict(score.median_error),

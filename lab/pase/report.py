@@ -27,7 +27,7 @@ from perfmodel.report.pase import PUBLISHED_TIMES, SOURCE, TABLE_2_DEVICES, run_
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("pase", __doc__, cases=False)
     parser.add_argument("--graph", action="append", metavar="NAME", help="a network; the paper's four if left out; repeatable")
     parser.add_argument("--devices", default="4,8,16,32,64", metavar="N[,N...]", help="numbers of devices p")
@@ -64,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         blocks.append(Text(f"figure: {options.plot}"))
     show(Document(content=lambda: content, blocks=lambda: blocks), Output(form=Form.JSON if options.json else Form.TABLE))
-    return 0
 
 
 def _figure_bars(graphs: Sequence[str], counts: Sequence[int]) -> tuple[Bar, ...]:

@@ -295,7 +295,7 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
         {
             "secondary": f"{result.secondary.num_predicted:,}",
             "metrics": table_of_figures(("metric", "runs", "median", "p90", "bias"), lines),
-            "noted": f"{sum(row.case.served is not None and bool(row.case.served.ttft_note) for row in accuracy.rows):,}",
+            "noted": f"{sum(bool(row.case.first_token_note) for row in accuracy.rows):,}",
             "suspect": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
             "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in result.reasons.items()]),
         },
@@ -303,7 +303,7 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.accuracy", __doc__)
     parser.add_argument("--out", type=Path, default=None, metavar="FILE.md", help="print it if left out")
     options = parser.parse_args(arguments)
@@ -314,7 +314,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         write_atomically(options.out, text)
         print(options.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine,
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Current engines, whose mean stands for an unseen one."""
@@ -40,8 +40,8 @@ _OWN = ("formats",)
 
 def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
     """Return the serving runs of a file, predicted with the shipped engines: by the formulas, or as `serve` prints them."""
-    predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
-    return [predictor.row(case) for case in read_cases(path) if case.served is not None]
+    predict = estimators.as_served if as_served else estimators.predict
+    return [serving_row(case, predict) for case in read_cases(path) if case.is_serving]
 
 
 def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:
@@ -164,7 +164,7 @@ def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.engines", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies"), metavar="FOLDER", help="of engines_fitted.yaml and engines/")
     parser.add_argument("--engine", action="append", default=[], choices=list_engines(), help="only these, which are printed, not written")
@@ -176,7 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.engine:
         write_atomically(options.out / "engines_fitted.yaml", fitted_text(fits))
         write_atomically(options.out / "engines" / f"{GENERIC_ENGINE}.yaml", generic_text(generic_engine(todays_engines(fits))))
-    return 0
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
 
 
 def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
-    machine = estimators.estimator(row.run, load_engine(row.run.engine)).machine
+    machine = estimators.of(row.run).machine
     return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.parts.experts is not None)
 
 
@@ -119,7 +119,7 @@ def residuals_text(residuals: Sequence[ServingResidual]) -> str:
 
 
 @exits_on_errors
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.residuals", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies/serving_residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
@@ -128,7 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     residuals = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
     write_atomically(options.out, residuals_text(residuals))
     print(options.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -100,10 +100,11 @@ def validate(
         Document(
             content=lambda: _flat(content),
             blocks=lambda: chain(_blocks(result), options.Files().written(output, {"table": out, "figures": plots})),
-            rows=lambda: case_rows([*result.rows, *(serving.rows if serving is not None else ())]),
+            rows=lambda: case_rows(result.every_row),
         ),
         output,
     )
+    result.check()
 
 
 def _count_lines(path: Path) -> int:

@@ -84,13 +84,12 @@ class HiddenFrameworks:
             alike |= names if name in names else set()
         return known_families(without=alike)
 
-    def planned(self, case: Case) -> tuple[str, PlannedCase]:
-        """Return the hidden profile of a run, and the run planned with the profile of an unseen framework. Raises InputError."""
-        run = hidden(case)
-        return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))
+    def planned(self, run: HiddenRun) -> PlannedCase:
+        """Return the run planned with the profile of an unseen framework. Raises InputError."""
+        return replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))
 
 
 def plan_hidden() -> PlanCase:
     """Return a function that plans cases as runs of an unseen framework: with `generic` made from all others."""
     frameworks = HiddenFrameworks()
-    return lambda case: frameworks.planned(case)[1]
+    return lambda case: frameworks.planned(hidden(case))

@@ -23,6 +23,7 @@ from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.stage_cuts import stage_layers_by_cost
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
 from perfmodel.validation.expert_cases import (
+    ExpertKnobs,
     assumed_layers,
     check_expert_ranks,
     expert_knobs,
@@ -86,68 +87,30 @@ def plan_of_case(
 
     hardware, optimizer, dp_shard   of a user's run, which is described in more detail than published ones; None: by the inputs
     """
-    loaded = {name: value for name, value in inputs.items() if isinstance(value, TransformerConfig)}  # of a user's run
-    inputs = {**checked_inputs(TrainingCaseFile, {**inputs, **dict.fromkeys(loaded)}), **loaded}
-    model = inputs.get("model")
-    if model is None:
-        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
-        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
-    assumed: list[str] = []
+    inputs = _checked(inputs)
+    assumed = list[str]()
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
     settings = framework.options.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
     seq_len = stated_count(inputs, "sequence_length")
-    tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
-    if settings.get("device_map") and tp * pp * cp == 1:
-        # layers are placed sequentially on all chips, of which one works at a time
-        pp = stated_count(inputs, "num_chips")
-    num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
-    optimizer_flag = megatron_flags(settings).get("optimizer", "adam")  # Adam is the default of Megatron-LM
-    if optimizer_flag != "adam":
-        raise bad_field("optimizer", one_line(optimizer_flag, 40), "is not modelled", "give runs with adam")
-    profile = with_settings(load_profile_once(framework.profile), settings)
-    precision = stated_or(inputs, "precision", "bf16", assumed)
-    policy, dtype = PRECISIONS[precision]
-    if precision == "bf16" and settings.get("pure_bf16") is True:
-        policy = Precision.BF16
-    elif precision == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
-        policy = Precision.FP8_CURRENT
-    config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
-    model = with_framework_defaults(config, model, framework, settings)
+    num_chips, dp, tp, pp, cp = _degrees(inputs, settings, assumed)
+    profile = _profile(framework, settings)
+    policy, dtype = _precision(inputs, settings, assumed)
+    config = config_from_case(inputs["model"], settings=settings, seq_len=seq_len, tp=tp)
+    model = with_framework_defaults(config, inputs["model"], framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
-    experts, recipe = None, None
-    if model.parts.experts is not None:
-        assumed += assumed_layers(inputs["model"], model)
-        recipe = recipe_of_case(inputs, framework, model)
-        experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
-        check_expert_ranks(num_chips, pp=pp, knobs=experts)
-    global_batch = stated_count(inputs, "global_batch")
-    # by default the local batch in one pass (data-parallel frameworks without a pipeline), else one sequence
-    one_pass = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
-    micro_batch = int(stated_or(inputs, "micro_batch", one_pass, assumed))
+    experts, recipe = _experts(inputs, framework, model, num_chips=num_chips, tp=tp, pp=pp, assumed=assumed)
+    global_batch, micro_batch = _batches(inputs, framework, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
-    layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    virtual_stages, stage_layers = _stages(
-        inputs, framework, recipe, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed
-    )
+    virtual_stages, stage_layers = _stages(inputs, framework, recipe, profile, model, pp, global_batch // max(dp * micro_batch, 1), assumed)
     if experts is not None:
         eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero, shard = _zero(inputs, framework, settings, dp=dp, cp=cp, assumed=assumed)
-    shard = dp_shard or shard
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
-    kernel = "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
-    flash = stated_or(inputs, "flash_attention", None, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
-    if not stage_layers:  # as the framework places them; None: the default of a plan
-        stages = pp * virtual_stages
-        if profile.stages.places_layers_by_cost and virtual_stages == 1:
-            stage_layers = stage_layers_by_cost(model, pp)
-        else:  # evenly where the stages divide their number, without regard to their cost
-            stage_layers = even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
-    sequence_parallel = inputs.get("sequence_parallel")
+    given = inputs.get("sequence_parallel")
     plan = make_plan(
         job,
         cluster=hardware.cluster or hardware.chip,
@@ -155,17 +118,17 @@ def plan_of_case(
         pp=pp,
         cp=cp,
         tp=tp,
-        dp_shard=shard,
-        dp_replicate=dp // shard,
+        dp_shard=dp_shard or shard,
+        dp_replicate=dp // (dp_shard or shard),
         zero=zero,
-        sequence_parallel=tp > 1 and (framework.sequence_parallel if sequence_parallel is None else sequence_parallel),
+        sequence_parallel=tp > 1 and (framework.sequence_parallel if given is None else given),
         micro_batch=micro_batch,
         recompute=recompute,
         recompute_operators=operators,
         rules=rules,
         virtual_stages=virtual_stages,
         stage_layers=stage_layers,
-        attention=kernel if flash is None else "flash" if flash else "unfused",
+        attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
     )
@@ -175,27 +138,84 @@ def plan_of_case(
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
+def _checked(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the inputs of a run that states its model, checked by the schema."""
+    loaded = {name: value for name, value in inputs.items() if isinstance(value, TransformerConfig)}  # of a user's run
+    inputs = {**checked_inputs(TrainingCaseFile, {**inputs, **dict.fromkeys(loaded)}), **loaded}
+    model = inputs.get("model")
+    if model is None:
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
+        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
+    return inputs
+
+
 def load_profile_once(name: str) -> ExecutionProfile:
-    return _profile(name, file_state(name))
+    return _stored_profile(name, file_state(name))
 
 
 @session_cache(maxsize=64)
-def _profile(name: str, state: tuple[int, ...]) -> ExecutionProfile:
+def _stored_profile(name: str, state: tuple[int, ...]) -> ExecutionProfile:
     return load_profile(name)
 
 
-def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
-    """Return (chips, data-parallel degree). If the two contradict each other, the number of chips counts."""
-    stated, dp = optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
+def _degrees(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[int, int, int, int, int]:
+    """Return (chips, dp, tp, pp, cp). If chips and dp contradict each other, the number of chips counts."""
+    tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
+    if settings.get("device_map") and tp * pp * cp == 1:
+        # layers are placed sequentially on all chips, of which one works at a time
+        pp = stated_count(inputs, "num_chips")
+    ways, stated, dp = tp * pp * cp, optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
     if stated is None:
         if dp is None:
             raise InputError("num_chips: the run states neither it nor dp; it cannot be predicted without one of them")
-        return ways * dp, dp
+        return ways * dp, dp, tp, pp, cp
     if stated % ways:
         raise InputError(f"num_chips={stated}: must be a multiple of tp*pp*cp={ways}; correct it in the case")
     if dp is not None and dp != stated // ways:
         assumed.append("dp")
-    return stated, stated // ways
+    return stated, stated // ways, tp, pp, cp
+
+
+def _profile(framework: Framework, settings: Mapping[str, Any]) -> ExecutionProfile:
+    optimizer = megatron_flags(settings).get("optimizer", "adam")  # Adam is the default of Megatron-LM
+    if optimizer != "adam":
+        raise bad_field("optimizer", one_line(optimizer, 40), "is not modelled", "give runs with adam")
+    return with_settings(load_profile_once(framework.profile), settings)
+
+
+def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
+    """Return the policy of the job and the dtype of its matrix multiplies."""
+    precision = stated_or(inputs, "precision", "bf16", assumed)
+    policy, dtype = PRECISIONS[precision]
+    if precision == "bf16" and settings.get("pure_bf16") is True:
+        policy = Precision.BF16
+    elif precision == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
+        policy = Precision.FP8_CURRENT
+    return policy, dtype
+
+
+def _experts(
+    inputs: Mapping[str, Any], framework: Framework, model: TransformerConfig, *, num_chips: int, tp: int, pp: int, assumed: list[str]
+) -> tuple[ExpertKnobs | None, ReleaseRecipe | None]:
+    """Return the expert parallelism of a model with experts, and the recipe of its release."""
+    if model.parts.experts is None:
+        return None, None
+    assumed += assumed_layers(inputs["model"], model)
+    recipe = recipe_of_case(inputs, framework, model)
+    experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
+    check_expert_ranks(num_chips, pp=pp, knobs=experts)
+    return experts, recipe
+
+
+def _batches(inputs: Mapping[str, Any], framework: Framework, *, dp: int, pp: int, assumed: list[str]) -> tuple[int, int]:
+    """Return the global batch and the micro-batch.
+
+    By default the local batch runs in one pass (data-parallel frameworks without a pipeline), else one sequence.
+    """
+    global_batch = stated_count(inputs, "global_batch")
+    one_pass = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
+    return global_batch, int(stated_or(inputs, "micro_batch", one_pass, assumed))
 
 
 def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
@@ -213,17 +233,18 @@ def _stages(
     inputs: Mapping[str, Any],
     framework: Framework,
     recipe: ReleaseRecipe | None,
-    *,
-    layers: int,
+    profile: ExecutionProfile,
+    model: TransformerConfig,
     pp: int,
     num_microbatches: int,
     assumed: list[str],
 ) -> tuple[int, tuple[int, ...] | None]:
-    """Return the virtual stages of a rank, and the layers of each stage where the run or its recipe states them.
+    """Return the virtual stages of a rank, and the layers of each stage; None: the default of a plan.
 
-    Of stated modules, two precede the layers (embedding, transposition), the others follow them.
+    The layers are those that the run or its recipe states, else as the framework places them. Of stated modules, two precede the layers
+    (embedding, transposition), the others follow them.
     """
-    stage_layers, stages = stated_stages(inputs, recipe), inputs.get("stages")
+    layers, stage_layers, stages = model.num_hidden_layers, stated_stages(inputs, recipe), inputs.get("stages")
     if stages and not stage_layers:
         units = [stated_count(stage, "units") for stage in stages]
         if sum(units) < layers:
@@ -239,7 +260,12 @@ def _stages(
         virtual_stages = 1  # the schedule does not exist for this number of microbatches
     if virtual_stages != (stated or 1):
         assumed.append("virtual_stages")
-    return virtual_stages, None
+    if profile.stages.places_layers_by_cost and virtual_stages == 1:
+        return virtual_stages, stage_layers_by_cost(model, pp)
+    num_stages = pp * virtual_stages
+    # evenly where the stages divide their number, without regard to their cost
+    placed = even_stage_layers(layers, num_stages) if layers % num_stages == 0 else stage_layers_with_ends(layers, num_stages)
+    return virtual_stages, placed
 
 
 def _zero(
@@ -297,6 +323,13 @@ def _recompute(
     if value == "selective" and modules:
         return value, module_operators(read_modules(modules, "recompute-modules"))
     return value, framework.recomputation.operators(zero)
+
+
+def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:
+    flash = stated_or(inputs, "flash_attention", None, assumed)
+    if flash is not None:
+        return "flash" if flash else "unfused"
+    return "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
 
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:

@@ -11,17 +11,16 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
 from perfmodel.validation.expert_cases import has_experts
-from perfmodel.validation.fields import positive
 from perfmodel.validation.fine_tuning import states_training, trains_adapters
+from perfmodel.validation.measured import first_token_note, is_serving, measured_service, measured_step, suspicion
 from perfmodel.validation.schemas import CaseFile
-from perfmodel.validation.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
 #: Fields that describe or judge a run: they never reach a prediction. Everything else in a case is an input.
@@ -30,7 +29,6 @@ NOT_INPUTS = (*CaseFile.model_fields, "measured")
 _MAX_ID = 200
 MAX_LINE_BYTES = 2**20
 MAX_FILE_BYTES = 2**30
-_GIB = 2.0**30
 
 STEP_METRICS = ("step_time", "memory")
 """Metrics of a training run; those of a service are `METRICS`."""
@@ -45,26 +43,28 @@ class Case:
 
     inputs             inputs of a prediction
     group              source of the run (for the summary only)
-    measured_time      step time; nan where the run states none   [s]
-    measured_memory    of the fullest chip; nan where unknown     [byte]
+    is_serving         a serving run, else a training run
+    measurements       stated metric -> value: of `STEP_METRICS` [s, byte], or of a service's `METRICS` [s, tokens/s]
+    suspect            reason why the run is not scored ("" if none)
+    first_token_note   additional parts of the time to first token (queueing, start-up); "" for none
     ran                True / False where the run is known to have fitted / to have run out of memory; None: not known
     trains_adapters    it trains adapters only: predicted so, and neither fitted nor scored
     noted_all_reduce   bandwidth of an all-reduce in the node in its notes (a filter of judged runs only); nan: none   [byte/s]
-    served             measurements of a serving run; None: a training run
     reason             fault of the line itself ("" if none)
     """
 
     id: str
     inputs: Mapping[str, Any]
     group: str = ""
-    measured_time: float = math.nan
-    measured_memory: float = math.nan
+    is_serving: bool = False
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    suspect: str = ""
+    first_token_note: str = ""
     ran: bool | None = None
     noted_all_reduce: float = math.nan
     tier: str = ""
     trains_adapters: bool = False
     has_experts: bool = False
-    served: Served | None = None
     reason: str = ""
 
     @property
@@ -72,16 +72,9 @@ class Case:
         """The case is predicted, but neither fitted nor scored with the others."""
         return self.trains_adapters or self.has_experts
 
-    @property
-    def suspect(self) -> str:
-        """Reason why the run is not scored; empty for none."""
-        return "" if self.served is None else self.served.suspect
-
     def measured(self, metric: str) -> float:
-        """Return a metric of the run, of `STEP_METRICS` or of a service's `METRICS`; nan where it states none."""
-        if self.served is not None:
-            return float(getattr(self.served, metric))
-        return self.measured_time if metric == "step_time" else self.measured_memory
+        """Return a measured metric; nan where the run states none."""
+        return self.measurements.get(metric, math.nan)
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:
@@ -133,60 +126,43 @@ def parse_case(line: bytes | str, number: int) -> Case:
         return Case(id=fallback, inputs={}, reason=f"line {number}: must be a JSON object, not a {type(data).__name__}; correct the line")
     name = data.get("id")
     identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
+    inputs, group = inputs_of(data), _group(data, identity)
+    tier = one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else ""
     if is_serving(data):
         return Case(
             id=identity,
-            inputs=inputs_of(data),
-            group=re.split("[-_]", _group(data, identity))[0] or "?",
-            tier=_tier(data),
+            inputs=inputs,
+            group=re.split("[-_]", group)[0] or "?",
+            is_serving=True,
+            measurements=measured_service(data),
+            suspect=suspicion(data),
+            first_token_note=first_token_note(data),
             ran=True if data.get("measured") else None,
-            served=served_of(data),
+            tier=tier,
         )
-    measured = data.get("measured")
-    time, memory = _measured(data, measured if isinstance(measured, dict) else {})
-    inputs = inputs_of(data)
     notes = data.get("notes")
     notes = notes[:5000] if isinstance(notes, str) else ""
     text = f"{data.get('id')} {notes}".lower()
     # fine-tuning of all weights is training
     if not states_training(inputs) and re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text:
         inputs["train"] = str(Method.LORA)
-    match = _NOTED_ALL_REDUCE.search(notes)
+    match, measurements = _NOTED_ALL_REDUCE.search(notes), measured_step(data)
     return Case(
         id=identity,
         inputs=inputs,
+        group=group,
+        measurements=measurements,
+        ran=False if data.get("outcome") == "out_of_memory" else True if "step_time" in measurements else None,
+        noted_all_reduce=float(match[1]) * 1e9 if match else math.nan,
+        tier=tier,
         trains_adapters=trains_adapters(inputs),
         has_experts=has_experts(inputs.get("model")),
-        group=_group(data, identity),
-        measured_time=time,
-        measured_memory=memory,
-        ran=False if data.get("outcome") == "out_of_memory" else None if math.isnan(time) else True,
-        noted_all_reduce=float(match[1]) * 1e9 if match else math.nan,
-        tier=_tier(data),
     )
-
-
-def _tier(data: Mapping[str, Any]) -> str:
-    return one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else ""
 
 
 def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the case without the fields that a prediction must not depend on."""
     return {key: value for key, value in data.items() if key not in NOT_INPUTS}
-
-
-def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[float, float]:
-    """Return (step time, memory). A run that states tokens/s instead of a time gets the time that follows from them."""
-    if data.get("packed") is False:
-        # sequences are truncated to the stated length or shorter: the peak is that of the longest, a step time averages over all of them
-        return math.nan, positive(measured.get("peak_memory_gib")) * _GIB
-    time = positive(measured.get("step_time_s"))
-    if math.isnan(time):
-        rate = positive(measured.get("tokens_per_s_per_chip"))
-        sizes = [positive(data.get(name)) for name in ("global_batch", "sequence_length", "num_chips")]
-        time = sizes[0] * sizes[1] / (rate * sizes[2])
-        time = time if math.isfinite(time) and time > 0 else math.nan
-    return time, positive(measured.get("peak_memory_gib")) * _GIB
 
 
 def _group(data: Mapping[str, Any], identity: str) -> str:
@@ -195,15 +171,3 @@ def _group(data: Mapping[str, Any], identity: str) -> str:
     if data.get("id") is None:
         prefix = one_line(data.get("framework") or "").split(" ")[0].lower()
     return one_line(prefix, 24) or "?"
-
-
-FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError)
-"""Errors of a prediction. One that is no `InputError` is a bug of perfmodel: it is reported, and the other cases still count."""
-
-NOT_FINITE = "the prediction is not a finite number; please report this case"
-
-
-def reason_of(error: Exception) -> str:
-    if isinstance(error, InputError):
-        return one_line(error, 400)
-    return f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case"

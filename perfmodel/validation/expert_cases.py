@@ -157,30 +157,28 @@ def _flag(flags: Mapping[str, str], name: str, default: int) -> int:
 
 def stated_stages(inputs: Mapping[str, Any], recipe: ReleaseRecipe | None = None) -> tuple[int, ...]:
     """Return the layers of each virtual stage: as the run states them, else by its recipe if that has the same number of stages."""
-    stages = _stages_in(inputs, "")
-    if stages or recipe is None or not recipe.layout:
+    model = inputs.get("model")
+    name = str(model.get("name")) if isinstance(model, Mapping) else ""
+    stated = megatron_flags(inputs.get("settings")).get("pipeline-model-parallel-layout")
+    stages = stages_of(stated or next((layout for end, layout in _LAYOUTS.items() if name.endswith(end)), ""))
+    if stages or recipe is None:
         return stages
-    stages = _stages_in({}, recipe.layout)
+    stages = stages_of(recipe.layout)
     number = (optional_count(inputs, "pp") or 1) * (optional_count(inputs, "virtual_stages") or 1)
     return stages if len(stages) == number else ()
 
 
-def _stages_in(inputs: Mapping[str, Any], layout: str) -> tuple[int, ...]:
-    """Return the layers of each virtual stage by Megatron-LM's `pipeline-model-parallel-layout`; empty where the run does not state it.
+def stages_of(layout: str) -> tuple[int, ...]:
+    """Return the layers of each virtual stage of Megatron-LM's `pipeline-model-parallel-layout`; empty for an empty one.
 
     Stages end with |, t is a layer, E, m and L are embedding, multi-token prediction and loss; *3 repeats a letter or a group in
     parentheses.
     """
-    model, name = inputs.get("model"), ""
-    if isinstance(model, Mapping):
-        name = str(model.get("name"))
-    text = megatron_flags(inputs.get("settings")).get("pipeline-model-parallel-layout")
-    text = layout or text or next((layout for end, layout in _LAYOUTS.items() if name.endswith(end)), "")
-    if not re.fullmatch(r"[EtmL|()*\d]{0,200}", text):
-        raise InputError(f"pipeline-model-parallel-layout={one_line(text, 60)}: must be of E, t, m, L and |; correct it in the case")
+    if not re.fullmatch(r"[EtmL|()*\d]{0,200}", layout):
+        raise InputError(f"pipeline-model-parallel-layout={one_line(layout, 60)}: must be of E, t, m, L and |; correct it in the case")
     for what in (r"\(([Etm|L]{1,200})\)", "([EtmL])"):
-        text = re.sub(what + r"\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
-    return tuple(stage.count("t") for stage in text.split("|")) if text else ()
+        layout = re.sub(what + r"\*(\d{1,3})", lambda match: match[1] * int(match[2]), layout)
+    return tuple(stage.count("t") for stage in layout.split("|")) if layout else ()
 
 
 _RELEASE = re.compile(r"(?<![\d.])\d{2}\.\d{2}(?:\.\d{1,2})?(?![\d.])", re.ASCII)

@@ -32,7 +32,7 @@ _BAND = 0.1
 
 def write_figures(result: ValidationResult, folder: Path) -> tuple[Path, ...]:
     """Write the figures as PNG to `folder`, and create it if it does not exist."""
-    rows = judged_rows(result.rows)
+    rows = [row for row in result.rows if row.has_time]
     if not rows:
         raise InputError("plots: no case has both a predicted and a measured time; there is nothing to draw")
     try:
@@ -45,10 +45,6 @@ def write_figures(result: ValidationResult, folder: Path) -> tuple[Path, ...]:
         write_figure(draw(rows), path)
         written.append(path)
     return tuple(written)
-
-
-def judged_rows(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-    return [row for row in rows if row.has_time]
 
 
 def predicted_against_measured(rows: Sequence[TrainingRow]) -> Figure:

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from perfmodel.foundation.errors import RunError
 from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.interval import METRICS
@@ -15,7 +16,7 @@ from perfmodel.validation.case_settings import settings_passed_over
 from perfmodel.validation.cases import STEP_METRICS
 from perfmodel.validation.plan_choice import Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.validation.rows import NO_TIMES, AnyRow, ServingRow, TrainingRow, case_columns, case_rows
-from perfmodel.validation.run_labels import by_label, text_without
+from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, by_label, text_without
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics, share_of
 
 if TYPE_CHECKING:
@@ -184,22 +185,46 @@ class ValidationResult:
     serving: ServingResult | None = None
 
     @property
+    def every_row(self) -> list[AnyRow]:
+        """Training runs, then serving runs."""
+        return [*self.rows, *(self.serving.rows if self.serving is not None else ())]
+
+    @property
     def num_rows(self) -> int:
-        return len(self.rows) + (self.serving.num_rows if self.serving is not None else 0)
+        return len(self.every_row)
 
     @property
     def num_predicted(self) -> int:
-        return sum(row.is_predicted for row in self.rows) + (self.serving.num_predicted if self.serving is not None else 0)
+        return sum(row.is_predicted for row in self.every_row)
+
+    @property
+    def failures(self) -> list[AnyRow]:
+        """Rows whose prediction raised an error that is a bug of perfmodel."""
+        return [row for row in self.every_row if row.has_failed]
+
+    def check(self) -> None:
+        """Raise RunError that names the first of the `failures`, if there are any."""
+        if self.failures:
+            first, *others = self.failures
+            more = f" (and {len(others):,} more such cases)" if others else ""
+            raise RunError(f"case={first.id}: {first.reason}{more}")
 
     def to_frame(self) -> DataFrame:
         """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each serving run."""
-        rows: list[AnyRow] = [*self.rows, *(self.serving.rows if self.serving is not None else ())]
-        return data_frame(case_rows(rows), case_columns(rows)).astype({"predicted_fits": "boolean"})
+        return data_frame(case_rows(self.every_row), case_columns(self.every_row)).astype({"predicted_fits": "boolean"})
 
 
-def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
-    """Summarise the rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
-    rows = tuple(rows)
+def summarise(every_row: Iterable[AnyRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
+    """Summarise training and serving runs.
+
+    by   fields of `RunLabels`, which group the runs of each kind that has them
+    skip_broken_nvlink   see `plan_choices`
+    """
+    every_row = tuple(every_row)
+    rows = cast("tuple[TrainingRow, ...]", tuple(row for row in every_row if not row.case.is_serving))
+    served = cast("tuple[ServingRow, ...]", tuple(row for row in every_row if row.case.is_serving))
+    serving = summarise_serving(served, by=[field for field in by if field in SERVING_FIELDS]) if served else None
+    by = [field for field in by if field in FIELDS]
     dense = [row for row in rows if not row.case.has_experts]
     reasons = Counter[str]()  # without the values of the row
     for row in rows:
@@ -223,7 +248,7 @@ def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broke
             choices=plan_choices(_choices(scored), skip_broken_nvlink=True),
         ),
         choices=plan_choices(_choices(dense), skip_broken_nvlink=skip_broken_nvlink),
-        kinds=dict(Counter(row.kind for row in rows)),
+        kinds=dict(Counter([row.kind for row in rows] + ["inference"] * len(served))),
         memories=memory_summaries(dense),
         experts=expert_figures(rows, by),
         fits=fit_counts("all", judged),
@@ -231,6 +256,7 @@ def summarise(rows: Iterable[TrainingRow], *, by: Sequence[str] = (), skip_broke
         source_fits=fits_by(lambda row: row.group),
         reasons=dict(reasons.most_common()),
         passed_over=dict(Counter(name for row in rows for name in settings_passed_over(row.case.inputs)).most_common()),
+        serving=serving,
     )
 
 
@@ -262,7 +288,7 @@ EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
 def expert_figures(rows: Sequence[TrainingRow], by: Sequence[str] = ()) -> ExpertFigures:
     """Return errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
     expert_rows = [
-        replace(row, case=replace(row.case, measured_time=math.nan)) if row.group in NO_TIMES else row
+        replace(row, case=replace(row.case, measurements={"memory": row.case.measured("memory")})) if row.group in NO_TIMES else row
         for row in rows
         if row.case.has_experts
     ]

@@ -48,7 +48,7 @@ def choice_of(case: Case, planned: PlannedCase) -> Choice:
         plan=plan_of(case, planned),
         labels=labels_of(case, planned),
         predicted=math.nan,
-        measured=case.measured_time,
+        measured=case.measured("step_time"),
         fits=True,
         noted_all_reduce=case.noted_all_reduce,
     )

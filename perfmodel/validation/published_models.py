@@ -32,15 +32,17 @@ _WITH_EXPERTS = ("moe", "moe-mla")
 
 
 def config_from_case(
-    model: Mapping[str, Any], *, settings: object = None, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1
+    model: TransformerConfig | Mapping[str, Any], *, settings: object = None, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1
 ) -> TransformerConfig:
-    """Return the `model` object of a published run as a model; missing fields follow its generation.
+    """Return the `model` object of a published run as a model; missing fields follow its generation. That of a user's run may be loaded.
 
     A gated MLP means Llama's block (RMSNorm, rotary positions, no bias), any other GPT-2's (LayerNorm, learned positions,
     biases, tanh GELU). Rows of the position table: `seq_len`. An unknown vocabulary is GPT-2's, padded as Megatron-LM pads it
     for `tp`. Unknown embedding tying follows GPT-2 or Llama. `dropout` applies to the GPT block only.
     A mixture-of-experts model is the shipped one of its name, else it follows from the run's sizes and Megatron-LM's flags in `settings`.
     """
+    if isinstance(model, TransformerConfig):
+        return model
     name = str(model.get("name") or "model")[:80]
     kind = str(model.get("kind") or "decoder")
     reason = _NOT_MODELLED.get(kind) or _NOT_MODELLED.get(kind.split(" ")[0])

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.parallel.interval import METRICS
 from perfmodel.validation.case_plan import PlannedCase
-from perfmodel.validation.cases import FAILURES, STEP_METRICS, Case, reason_of
+from perfmodel.validation.cases import STEP_METRICS, Case
 from perfmodel.validation.fields import UNKNOWN, known_label
 from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.cases import PlannedServing
@@ -32,6 +33,8 @@ class CaseRow(Generic[_Planned]):
     predicted  metric -> value; empty without a prediction, with the reason
     intervals  metric -> 80 % interval
     max_sequences   predicted, of a replica of a service
+    reason     why there is no prediction
+    has_failed      the prediction raised an error that is a bug, no `InputError`
     """
 
     case: Case
@@ -43,6 +46,7 @@ class CaseRow(Generic[_Planned]):
     predicted_fits: bool | None = None
     max_sequences: float = math.nan
     reason: str = ""
+    has_failed: bool = False
 
     @property
     def id(self) -> str:
@@ -72,7 +76,7 @@ class CaseRow(Generic[_Planned]):
         case = self.case
         if case.tier != "primary" or case.suspect or not self.is_predicted:
             return False
-        return case.served is not None or (self.has_time and case.group not in NO_TIMES and not case.is_apart)
+        return case.is_serving or (self.has_time and case.group not in NO_TIMES and not case.is_apart)
 
     @property
     def is_second_hand(self) -> bool:
@@ -88,24 +92,12 @@ class CaseRow(Generic[_Planned]):
         return self.error("step_time")
 
     @property
-    def memory_error(self) -> float:
-        return self.error("memory")
-
-    @property
     def predicted_step_time(self) -> float:
         return self.predicted.get("step_time", math.nan)
 
     @property
     def measured_step_time(self) -> float:
-        return self.case.measured_time
-
-    @property
-    def predicted_memory(self) -> float:
-        return self.predicted.get("memory", math.nan)
-
-    @property
-    def measured_memory(self) -> float:
-        return self.case.measured_memory
+        return self.case.measured("step_time")
 
     def error(self, metric: str) -> float:
         """Return predicted / measured - 1; nan where one is missing."""
@@ -113,8 +105,7 @@ class CaseRow(Generic[_Planned]):
 
     def counts(self, metric: str) -> bool:
         """Return whether the error of a metric counts: it does not include queueing or start-up that the source mentions."""
-        has_queue = metric == "ttft" and self.case.served is not None and bool(self.case.served.ttft_note)
-        return not math.isnan(self.error(metric)) and not has_queue
+        return not math.isnan(self.error(metric)) and not (metric == "ttft" and self.case.first_token_note)
 
 
 TrainingRow: TypeAlias = CaseRow[PlannedCase]
@@ -127,9 +118,19 @@ def attempted(row: CaseRow[_Planned], predict: Callable[[CaseRow[_Planned]], Cas
     if row.reason:
         return row
     try:
-        return predict(row)
+        predicted = predict(row)
+    except InputError as error:
+        return replace(row, reason=one_line(error, 400))
     except FAILURES as error:
-        return replace(row, reason=reason_of(error))
+        reason = f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case"
+        return replace(row, reason=reason, has_failed=True)
+    if all(map(math.isfinite, predicted.predicted.values())):
+        return predicted
+    return replace(row, reason="the prediction is not a finite number; please report this case")
+
+
+FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError)
+"""Errors that are bugs: they are reported, and the other cases still count."""
 
 
 COLUMNS = (
@@ -143,26 +144,19 @@ SERVING_COLUMNS = (
     "framework", "model", "tier", "precision", "concurrency", "experts", "suspect",
 )  # fmt: skip
 """Columns of serving runs: seconds, and output tokens a second of all chips."""
-_SERVING_KEYS = (
-    "id", "reason", "kind", "tier", "suspect",
-    *(f"{name}_{metric}" if name in ("predicted", "measured") else f"{metric}_{name}"
-      for metric in METRICS for name in ("predicted", "measured", "low", "high")),
-    "predicted_fits", "predicted_max_sequences", "source", "engine", "chip", "framework", "model", "precision", "experts", "concurrency",
-)  # fmt: skip
-"""Order of `SERVING_COLUMNS` in a row."""
 
 
 def case_columns(rows: Iterable[AnyRow]) -> list[str]:
     """Return the columns of the kinds of runs that are present; those of training runs if there are none."""
-    served = {row.case.served is not None for row in rows} or {False}
-    return list(dict.fromkeys((*(COLUMNS if False in served else ()), *(SERVING_COLUMNS if True in served else ()))))
+    kinds = {row.case.is_serving for row in rows} or {False}
+    return list(dict.fromkeys((*(COLUMNS if False in kinds else ()), *(SERVING_COLUMNS if True in kinds else ()))))
 
 
 def case_rows(rows: Iterable[AnyRow]) -> list[dict[str, Any]]:
     """Return column -> value of each run; nan and None for missing values."""
     table = []
     for row in rows:
-        is_served, labels = row.case.served is not None, row.labels
+        labels = row.labels
         values: dict[str, Any] = {
             "id": row.id,
             "reason": row.reason,
@@ -171,10 +165,10 @@ def case_rows(rows: Iterable[AnyRow]) -> list[dict[str, Any]]:
             **{name: known_label(getattr(labels, name)) for name in RunLabels.__slots__},
             "concurrency": math.nan if labels.concurrency == UNKNOWN else float(labels.concurrency),
         }
-        if is_served:
+        if row.case.is_serving:
             values |= {"kind": row.kind, "tier": row.tier, "suspect": row.case.suspect}
-        for metric in METRICS if is_served else STEP_METRICS:
+        for metric in (*STEP_METRICS, *METRICS):
             values[f"predicted_{metric}"], values[f"measured_{metric}"] = row.predicted.get(metric, math.nan), row.case.measured(metric)
             values[f"{metric}_low"], values[f"{metric}_high"] = row.intervals.get(metric, (math.nan, math.nan))
-        table.append({name: values[name] for name in (_SERVING_KEYS if is_served else COLUMNS)})
+        table.append({name: values[name] for name in case_columns([row])})
     return table

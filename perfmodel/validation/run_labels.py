@@ -110,52 +110,50 @@ def by_label(rows: Iterable[_Row], field: str) -> dict[str, list[_Row]]:
 
 def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
     """Return the labels that follow from the case; those that follow from a plan are unknown without one."""
-    inputs = case.inputs
-    model = inputs.get("model")
-    name, experts = None, UNKNOWN
+    stated, model = _stated_labels(case), case.inputs.get("model")
     if isinstance(model, Mapping):
-        name = model.get("name")
         experts = f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"
-    chips = inputs.get("num_chips") if planned is None else planned.plan.num_chips
+        stated = replace(stated, experts=experts)
+    chips = case.inputs.get("num_chips") if planned is None else planned.plan.num_chips
     chips = float(chips) if isinstance(chips, int) and not isinstance(chips, bool) and 0 < chips < 2**31 else math.nan
-    parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
-    return RunLabels(
-        source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
-        chip=label(inputs.get("chip")),
-        framework=label(inputs.get("framework")),
-        model=label(name),
+    stated = replace(stated, chip=label(case.inputs.get("chip")), chips=_class_of(chips, _CHIPS), num_chips=chips)
+    if planned is None:
+        return stated
+    plan, parameters = planned.plan, float(planned.plan.job.transformer.num_parameters)
+    return replace(
+        stated,
         size=_class_of(parameters, _SIZES),
-        chips=_class_of(chips, _CHIPS),
-        form=UNKNOWN if planned is None else parallel_form(planned),
-        tier=case.tier or UNKNOWN,
-        precision=label(inputs.get("precision")),
-        profile=UNKNOWN if planned is None else planned.framework.profile,
-        experts=experts,
-        dispatcher=UNKNOWN if planned is None or not planned.plan.has_experts else str(planned.plan.dispatcher),
-        degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
+        form=parallel_form(planned),
+        profile=planned.framework.profile,
+        dispatcher=str(plan.dispatcher) if plan.has_experts else UNKNOWN,
+        degrees=degrees_line(plan),
         parameters=parameters,
-        num_chips=chips,
-        peak_share=math.nan if planned is None else _peak_share(planned, case.measured_time),
+        peak_share=_peak_share(planned, case.measured("step_time")),
     )
 
 
 def labels_of_serving(case: Case, planned: PlannedServing | None) -> RunLabels:
     """Return the labels of a serving run; those that follow from a plan are unknown without one."""
-    inputs = case.inputs
-    model, batch = inputs.get("model"), inputs.get("batch")
-    sizes = model if isinstance(model, Mapping) else {}
-    moe = sizes.get("moe")
-    return RunLabels(
-        source=case.group or UNKNOWN,
-        engine=UNKNOWN if planned is None else planned.engine,
-        chip=UNKNOWN if planned is None else planned.hardware.chip,
-        model=label(sizes.get("name")),
-        precision=label(inputs.get("precision")),
+    model, batch = case.inputs.get("model"), case.inputs.get("batch")
+    moe = model.get("moe") if isinstance(model, Mapping) else None
+    stated = replace(
+        _stated_labels(case),
         concurrency=str(batch) if isinstance(batch, int) and not isinstance(batch, bool) else UNKNOWN,
-        framework=label(inputs.get("framework")),
-        kind=label(inputs.get("kind")),
-        tier=case.tier or UNKNOWN,
+        kind=label(case.inputs.get("kind")),
         experts="experts" if isinstance(moe, Mapping) and moe.get("experts") else "dense",
+    )
+    return stated if planned is None else replace(stated, engine=planned.engine, chip=planned.hardware.chip)
+
+
+def _stated_labels(case: Case) -> RunLabels:
+    """Return the labels that a run of any kind states."""
+    inputs, model = case.inputs, case.inputs.get("model")
+    return RunLabels(
+        source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
+        framework=label(inputs.get("framework")),
+        model=label(model.get("name")) if isinstance(model, Mapping) else UNKNOWN,
+        tier=case.tier or UNKNOWN,
+        precision=label(inputs.get("precision")),
     )
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
+from perfmodel.foundation.plain import picked
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.settings import with_settings
@@ -63,39 +65,34 @@ class StepTimes:
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """Return the step time of each chosen run. `values`: profile fields by name; all others stay as shipped. [s]"""
-        moved = dict(values)
         unknown = [name for name in values if name not in GROUP_OF]
         if unknown:
             raise InputError(f"constant={unknown[0]}: no option of an execution profile; name one")
-        times = np.empty(len(chosen))
-        batches: dict[Any, list[int]] = {}
-        profiles: dict[Any, ExecutionProfile] = {}
-        estimators: dict[Any, Estimator] = {}
-        for position, index in enumerate(chosen):
-            run = self.runs[index]
-            behaviours = (run.profile, repr(sorted(run.settings.items(), key=str)))
-            if behaviours not in profiles:
-                profiles[behaviours] = with_settings(self.load(run.profile).having(**moved), run.settings)
-            job, plan = run.planned.plan.job, run.planned.plan
-            key = (
-                (job.transformer, job.seq_len, job.precision, job.optimizer), behaviours, run.planned.hardware, run.planned.matmul_dtype,
-                plan.sharding, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
-                plan.schedule, plan.order, plan.sequence_parallel,
-            )  # fmt: skip
-            batches.setdefault(key, []).append(position)
-        for key, positions in batches.items():
-            run = self.runs[chosen[positions[0]]]
-            if key[:4] not in estimators:
-                estimator = with_kept_programs(estimator_with(run, profiles[key[1]]))
-                estimators[key[:4]] = replace(estimator, programs=replace(estimator.programs, recomputes=()))
-            estimator, together = estimators[key[:4]], tuple(chosen[position] for position in positions)
-            plans = [self.runs[index].planned.plan for index in together]
-            hardware, dtype = run.planned.hardware, run.planned.matmul_dtype
-            kept_by = (estimator.programs.compiled, hardware, dtype, estimator.profile.rates, together)
-            columns = self._columns.get(kept_by)
-            if columns is None:
-                if len(self._columns) >= _MOST_COLUMNS:
-                    self._columns.clear()
-                columns = self._columns[kept_by] = plan_columns(estimator, plans)
-            times[positions] = step_columns(estimator, plans, columns.of(estimator)).step_time
+
+        def estimator_key(position: int) -> tuple[Any, ...]:
+            run = self.runs[chosen[position]]
+            job, behaviours = run.planned.plan.job, (run.profile, repr(sorted(run.settings.items(), key=str)))
+            return job.transformer, job.seq_len, job.precision, job.optimizer, behaviours, run.planned.hardware, run.planned.matmul_dtype
+
+        def columns_key(position: int) -> tuple[Any, ...]:
+            plan = self.runs[chosen[position]].planned.plan
+            alike = picked(plan, "sharding attention recompute recompute_operators zero schedule order sequence_parallel")
+            return (*alike.values(), plan.layout.pp > 1)
+
+        moved, times = dict(values), np.empty(len(chosen))
+        for same_job in grouped(range(len(chosen)), estimator_key).values():
+            run = self.runs[chosen[same_job[0]]]
+            profile = with_settings(self.load(run.profile).having(**moved), run.settings)
+            estimator = with_kept_programs(estimator_with(run, profile))
+            estimator = replace(estimator, programs=replace(estimator.programs, recomputes=()))
+            for positions in grouped(same_job, columns_key).values():
+                together = tuple(chosen[position] for position in positions)
+                plans = [self.runs[index].planned.plan for index in together]
+                kept_by = (estimator.programs.compiled, run.planned.hardware, run.planned.matmul_dtype, estimator.profile.rates, together)
+                columns = self._columns.get(kept_by)
+                if columns is None:
+                    if len(self._columns) >= _MOST_COLUMNS:
+                        self._columns.clear()
+                    columns = self._columns[kept_by] = plan_columns(estimator, plans)
+                times[positions] = step_columns(estimator, plans, columns.of(estimator)).step_time
         return times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, 
 from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
-from perfmodel.validation.cases import NOT_FINITE, Case, read_cases
-from perfmodel.validation.judgement import ValidationResult, summarise, summarise_serving
-from perfmodel.validation.rows import AnyRow, CaseRow, ServingRow, TrainingRow, attempted, case_columns, case_rows
+from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.judgement import ValidationResult, summarise
+from perfmodel.validation.rows import AnyRow, CaseRow, TrainingRow, attempted, case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
-from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_FIELDS)))
 """Fields that errors can be grouped by, for training and serving runs."""
@@ -71,8 +71,7 @@ def validate_cases(
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
-    serving = ServingCasePredictor(calibration=calibration)
-    training, served = list[TrainingRow](), list[ServingRow]()
+    serve = Estimators(calibration=calibration).as_served
     rows: list[AnyRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for file in files:
@@ -80,19 +79,12 @@ def validate_cases(
         for case in _cases_of(file):
             if tier and case.tier != tier:
                 continue
-            if case.served is None:
-                training.append(predictor.row(case))
-            else:
-                served.append(serving.row(case))
-            rows.append((training if case.served is None else served)[-1])
+            rows.append(serving_row(case, serve) if case.is_serving else predictor.row(case))
             if progress is not None:
                 progress(len(rows))
     if tier and not rows:
         raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
-    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
-    if served:
-        serving_result = summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS])
-        result = replace(result, serving=serving_result, kinds={**result.kinds, "inference": len(served)})
+    result = summarise(rows, by=fields, skip_broken_nvlink=skip_broken_nvlink)
     if folder is not None:
         from perfmodel.validation.figures import write_figures
 
@@ -123,14 +115,13 @@ def table_of(rows: Sequence[AnyRow]) -> str:
     return csv_text([{name: cell(value) for name, value in values.items()} for values in case_rows(rows)], case_columns(rows))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CasePredictor:
-    """Predictor of cases; clusters, machines and compiled programs are shared between cases."""
+    """Predictor of training cases."""
 
     calibration: str | Path | None = None
     has_intervals: bool = True
     plan_case: PlanCase = plan_as_stated
-    estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     def row(self, case: Case) -> TrainingRow:
         kind = "out of memory" if case.ran is False else "training"
@@ -138,24 +129,23 @@ class CasePredictor:
 
     def _predicted(self, row: TrainingRow) -> TrainingRow:
         planned = self.plan_case(row.case)
-        prediction, memory = self.predict(planned), memory_figure(self.estimator(planned), planned)
+        estimator = self.estimator(planned)
+        prediction = outcome(estimator, planned)
         time = prediction.step_time
-        if not (math.isfinite(time) and math.isfinite(memory)):
-            return replace(row, reason=NOT_FINITE)
         intervals = {}
         if self.has_intervals:
-            low, high = self.interval(planned)
+            low, high = self.interval(estimator, planned)
             intervals["step_time"] = (time * low, time * high)
         return replace(
             row,
             planned=planned,
             labels=labels_of(row.case, planned),
-            predicted={"step_time": time, "memory": memory},
+            predicted={"step_time": time, "memory": memory_figure(estimator, planned)},
             intervals=intervals,
             predicted_fits=prediction.fits,
         )
 
-    def interval(self, planned: PlannedCase) -> tuple[float, float]:
+    def interval(self, estimator: Estimator, planned: PlannedCase) -> tuple[float, float]:
         """Return factors of the prediction from runs of other models only: the interval that an unpublished run would get."""
         framework, chip = planned.framework, planned.hardware.chip
         step_interval = interval(
@@ -163,10 +153,10 @@ class CasePredictor:
             features_of(planned.plan, chip),
             family=framework.profile,
             borrows=framework.borrows,
-            uncalibrated=uncalibrated(self.estimator(planned).machine),
+            uncalibrated=uncalibrated(estimator.machine),
             is_usual=self.calibration is None,
             unseen=shape_of(planned.plan.job.transformer),
-            open_behaviours=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
+            open_behaviours=open_in(estimator, planned.plan) if framework.borrows else (0.0, 0.0),
         )
         if planned.plan.has_experts:
             experts = load_residuals().experts
@@ -174,26 +164,22 @@ class CasePredictor:
         return step_interval.low, step_interval.high
 
     def predict(self, planned: PlannedCase) -> Prediction:
-        """Return the prediction; whether it fits follows the rule for outcomes (`outcome_rule`), independent of a search's headroom."""
-        estimator = self.estimator(planned)
-        rule = outcome_rule(uncertainty_of_memory(estimator.profile))
-        return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
+        return outcome(self.estimator(planned), planned)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
-        """Return the estimator of the case's job, for any batch, on its cluster."""
-        job = planned.plan.job
-        key = (
-            job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, planned.hardware, planned.matmul_dtype
-        )  # fmt: skip
-        if key not in self.estimators:
-            cluster = cluster_of_run(planned.hardware)
-            if cluster.pools:
-                calibration = calibration_of_run(planned.hardware, self.calibration)
-                self.estimators[key] = resolve_estimator(job, cluster, calibration=calibration, profile=planned.profile)
-            else:
-                machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
-                self.estimators[key] = with_kept_programs(make_estimator(job, cluster, machine, planned.profile))
-        return self.estimators[key]
+        """Return the estimator of the case's job on its cluster; estimators of equal jobs share their programs."""
+        job, cluster = planned.plan.job, cluster_of_run(planned.hardware)
+        if cluster.pools:
+            calibration = calibration_of_run(planned.hardware, self.calibration)
+            return resolve_estimator(job, cluster, calibration=calibration, profile=planned.profile)
+        machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
+        return with_kept_programs(make_estimator(job, cluster, machine, planned.profile))
+
+
+def outcome(estimator: Estimator, planned: PlannedCase) -> Prediction:
+    """Return the prediction; whether it fits follows the rule for outcomes (`outcome_rule`), independent of a search's headroom."""
+    rule = outcome_rule(uncertainty_of_memory(estimator.profile))
+    return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
 
 def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:

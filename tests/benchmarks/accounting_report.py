@@ -87,7 +87,7 @@ def published_lines(result: ValidationResult) -> list[tuple[str, ...]]:
         lines.append((what, f"mean {memory.errors.mean:.1%}, bias {memory.errors.bias:+.1%}", "", ""))
     others = [row for row in result.rows if row.tier == "primary" and row.group != "mcore" and row.counts("memory")]
     if others:
-        mean = statistics.fmean(abs(row.memory_error) for row in others)
+        mean = statistics.fmean(abs(row.error("memory")) for row in others)
         lines.append((f"peak memory, published, primary without mcore ({len(others)} runs)", f"mean {mean:.1%}", "mean 6 %", "mean 3 %"))
     fits = result.fits
     if fits.num_out:

@@ -50,7 +50,8 @@ def main() -> None:
     if arguments.rows:
         for row in result.rows:
             times = f"{row.predicted_step_time:10.4g} {row.measured_step_time:10.4g} {percent(row.time_error)}"
-            memories = f"{row.predicted_memory / 2**30:7.1f} {row.measured_memory / 2**30:7.1f} {percent(row.memory_error)}"
+            predicted, measured = row.predicted.get("memory", math.nan), row.case.measured("memory")
+            memories = f"{predicted / 2**30:7.1f} {measured / 2**30:7.1f} {percent(row.error('memory'))}"
             print(f"{row.id:70} {times} | {memories} {row.predicted_fits}")
 
 

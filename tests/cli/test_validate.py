@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from perfmodel.validation.case_plan import plan_of_case
 from tests.cli.conftest import joined
 from tests.validation.published_cases import CASE, changed, sweep, write
 
@@ -40,6 +41,23 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
     assert len(rows) == 8
     assert {"step_time_low", "step_time_high", "chip", "num_chips", "form"} <= set(rows[0])
     assert len(list((tmp_path / "plots").iterdir())) == 3
+
+
+def test_an_error_in_perfmodel_is_named_after_the_table_and_ends_with_one(call, cases, tmp_path, monkeypatch):
+    def failing(case):
+        if case.id in ("nanotron-1", "nanotron-3"):
+            raise KeyError("rate")
+        return plan_of_case(case.inputs)
+
+    monkeypatch.setattr("perfmodel.validation.assumed_framework.plan_as_stated", failing)
+    code, out, err = call("validate", cases, "--out", "r.csv")
+    assert code == 1
+    assert "5 of 8 cases predicted" in joined(out)
+    assert "case=nanotron-1: the prediction failed (KeyError: 'rate'); please report this case (and 1 more such cases)" in joined(err)
+    with (tmp_path / "r.csv").open(encoding="utf-8") as stream:
+        failed = {row["id"] for row in csv.DictReader(stream) if "KeyError" in row["reason"]}
+    assert failed == {"nanotron-1", "nanotron-3"}
+    assert call("validate", cases, "--tier", "primary", "--json")[0] == 1
 
 
 def test_by_source_is_the_default(call, cases):

@@ -10,7 +10,7 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.schema import check
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields
-from perfmodel.validation.serving.measured import is_serving
+from perfmodel.validation.measured import is_serving
 from perfmodel.verbs.schemas import KINDS, model_of_kind, schema_of
 from tests.schemas import PAGE, SCHEMAS, fields_of, page_text, schema_text
 

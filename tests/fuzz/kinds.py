@@ -277,20 +277,15 @@ def _cases() -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in stream)
 
 
-_PREDICTORS: list[CasePredictor] = []
-
-
 def cases(rng: random.Random, folder: Path) -> bool:
     """A line of published runs, broken as data or as text, predicted where its fields allow."""
-    if not _PREDICTORS or len(_PREDICTORS[0].estimators) > 200:  # what a predictor keeps for the next case grows
-        _PREDICTORS[:] = [CasePredictor(has_intervals=False)]
     data = mutate(rng, rng.choice(_cases()), most=2)
     line = json.dumps(data) if rng.random() < 0.9 else scramble(rng, json.dumps(data))
-    row = _PREDICTORS[0].row(parse_case(line.encode(errors="surrogatepass"), 1))
+    row = CasePredictor(has_intervals=False).row(parse_case(line.encode(errors="surrogatepass"), 1))
     require("please report" not in row.reason, row.reason)
     require(row.reason.isprintable() and row.id != "", f"reason {row.reason!r}, id {row.id!r}")
     if not row.reason:
-        require(row.predicted_step_time > 0 and row.predicted_memory > 0, f"{row.predicted_step_time} s, {row.predicted_memory} bytes")
+        require(row.predicted_step_time > 0 and row.predicted["memory"] > 0, f"{row.predicted}")
     return not row.reason
 
 

@@ -65,7 +65,7 @@ def errors(cluster, *, kinds=None, settings=SETTINGS):
             "stages": [{"units": end - begin} for begin, end in pairwise(cuts)],
             **{name: int(row[name]) for name in ("tp", "dp", "pp", "micro_batch")},
         }
-        predicted = predictor.row(Case(id=str(number), inputs=run, measured_time=float(row["seconds"]))).predicted_step_time
+        predicted = predictor.row(Case(id=str(number), inputs=run, measurements={"step_time": float(row["seconds"])})).predicted_step_time
         pairs.append((predicted, float(row["seconds"])))
     return pairs
 

@@ -7,16 +7,16 @@ import pytest
 
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.judgement import metric_errors
-from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 
 CASES = Path(__file__).parent / "published_serving.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
 def rows():
-    predictor = ServingCasePredictor()
+    predict = Estimators().as_served
     lines = gzip.decompress(CASES.read_bytes()).decode().splitlines()[::25]
-    return [row for row in (predictor.row(parse_case(line, 1)) for line in lines) if row.is_scored]
+    return [row for row in (serving_row(parse_case(line, 1), predict) for line in lines) if row.is_scored]
 
 
 LIMITS = [("serving", "tpot", 0.11), ("serving", "request_latency", 0.11), ("static_batch", "request_latency", 0.10)]

@@ -66,13 +66,13 @@ def test_korthikanti_mean_error():
 @pytest.mark.parametrize("name", [run["id"] for run in RUNS if run["id"].startswith("simumax")])
 def test_allocated_memory_of_a_published_run(name):
     """Allocated bytes with a fused loss: 3 % covers cuBLAS workspaces and alignment, which are not modelled."""
-    assert abs(predicted_rows()[name].memory_error) <= 0.03
+    assert abs(predicted_rows()[name].error("memory")) <= 0.03
 
 
 @pytest.mark.parametrize("name", [run["id"] for run in RUNS if run["measured_memory_gib"]])
 def test_runs_that_ran_have_memory_of_their_size(name):
     """Reserved memory holds fragmentation too; torchtitan's selective recomputation keeps less than modelled."""
-    error = predicted_rows()[name].memory_error
+    error = predicted_rows()[name].error("memory")
     assert math.isfinite(error)
     assert abs(error) <= 0.45
 

@@ -1,13 +1,13 @@
 """The value of each fitted number: judged by the runs that it moves; each shipped number is worth keeping."""
 
-import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lab.ablation import HEADERS, WORTH, _judged, ablation_values, ablations, main, rows_of
+from tests.lab.published_steps import published
+from tests.validation.published_cases import write
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -26,15 +26,7 @@ def test_a_number_is_judged_by_the_runs_that_it_moves():
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    rows = csv.DictReader((GOLDEN / "published_steps.csv").read_text(encoding="utf-8").splitlines())
-    chosen = [row for row in rows if row["id"].split("-")[0] == "simumax"]
-    path = tmp_path_factory.mktemp("ablation") / "cases.jsonl"
-    lines = (
-        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
-        for row in chosen
-    )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
+    return write(tmp_path_factory.mktemp("ablation") / "cases.jsonl", published("simumax"))
 
 
 def test_a_framework_without_runs_has_no_lines(few, capsys):

@@ -1,27 +1,15 @@
 """Given a few runs of a framework whose name is hidden, the rest of them is predicted better."""
 
-import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lab.few_runs import components_of, components_text, figures_of, groups_of, main, table_text
+from lab.few_runs import components_of, components_text, few_runs_values, figures_of, groups_of, main
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
+from tests.lab.published_steps import published
 from tests.validation.published_cases import sweep
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "published_steps.csv"
-
-
-def published(source):
-    rows = csv.DictReader(GOLDEN.read_text(encoding="utf-8").splitlines())
-    return [
-        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
-        for row in rows
-        if row["id"].split("-")[0] == source
-    ]
 
 
 @pytest.mark.slow
@@ -32,8 +20,9 @@ def test_three_runs_of_another_framework_take_a_third_of_the_error():
     assert figures.errors[3] < 0.67 * figures.errors[0]
     assert 10 not in figures.errors
     assert figures.common_known < 0.67 * figures.errors[0]
-    assert name in table_text([figures])
-    assert "no group of runs differs in its plan only" in table_text([figures])
+    values = few_runs_values([figures])
+    assert name in str(values["table"])
+    assert "no group of runs differs in its plan only" in str(values["choice"])
 
 
 def test_squared_errors_are_split_into_what_runs_have_in_common_and_what_differs():
@@ -70,7 +59,7 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypat
     assert len(figures.regrets[3]) == len(figures.of_the_job[3]) == 1
     assert len(figures.tried_first[3]) == 1
     assert figures.first_three[0] <= figures.regrets[0][0]
-    assert "any of the job" in table_text([figures])
+    assert "any of the job" in str(few_runs_values([figures])["choices"])
 
 
 def test_a_measured_plan_of_the_job_has_its_measured_time():

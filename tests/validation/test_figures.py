@@ -8,7 +8,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.validation.cases import read_cases
-from perfmodel.validation.figures import FIGURES, error_by_chips, error_distribution, judged_rows, predicted_against_measured
+from perfmodel.validation.figures import FIGURES, error_by_chips, error_distribution, predicted_against_measured
 from perfmodel.validation.validate import validate_cases
 from tests.validation.published_cases import CASE, changed, sweep, write
 
@@ -20,7 +20,7 @@ def rows(tmp_path_factory):
     path = write(
         tmp_path_factory.mktemp("figures") / "cases.jsonl", [*sweep(), *sweep("vtrain"), {"id": "nothing"}, changed(measured=None)]
     )
-    return judged_rows(validate_cases(path).rows)
+    return [row for row in validate_cases(path).rows if row.has_time]
 
 
 def test_every_judged_run_is_a_point(rows):

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.validation.judgement import summarise
-from perfmodel.validation.rows import COLUMNS, SERVING_COLUMNS
+from perfmodel.validation.rows import COLUMNS, SERVING_COLUMNS, case_columns, case_rows
 from perfmodel.validation.validate import validate_cases
 from tests.parallel.test_rows import assert_agrees
 from tests.validation.published_cases import changed, sweep, write
@@ -21,6 +21,12 @@ def test_the_frame_is_the_table_of_the_command_line(cases, tmp_path):
     assert frame["predicted_fits"].dtype == "boolean"
     numeric = ["concurrency", "predicted_ttft"] if cases is SERVING else ["num_chips", "predicted_step_time", "step_time_low"]
     assert [str(frame[name].dtype) for name in numeric] == ["float64"] * len(numeric)
+
+
+@pytest.mark.parametrize("cases", [TRAINING, SERVING, [*TRAINING, *SERVING]], ids=["training", "serving", "both"])
+def test_rows_have_their_columns_in_the_order_of_the_table(cases, tmp_path):
+    rows = validate_cases(write(tmp_path / "cases.jsonl", cases)).every_row
+    assert list(dict.fromkeys(name for row in case_rows(rows) for name in row)) == case_columns(rows)
 
 
 def test_training_runs_come_first(tmp_path):

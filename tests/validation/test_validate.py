@@ -86,9 +86,9 @@ def test_a_field_that_is_no_input_changes_no_prediction(name):
     base = row_of(CASE)
     for value in (None, "out_of_memory", 7, {"step_time_s": 99.0, "peak_memory_gib": 1.0, "mfu": 0.9}, ["a"], "recompute=full"):
         row = row_of(changed(**{name: value}))
-        assert (row.predicted_step_time, row.predicted_memory, row.predicted_fits) == (
+        assert (row.predicted_step_time, row.predicted["memory"], row.predicted_fits) == (
             base.predicted_step_time,
-            base.predicted_memory,
+            base.predicted["memory"],
             base.predicted_fits,
         )
     row = row_of(without(name))
@@ -100,7 +100,7 @@ def test_measured_values_may_be_permuted_among_the_cases(tmp_path):
     shuffled = [{**case, "measured": other["measured"]} for case, other in zip(cases, random.Random(3).sample(cases, 4), strict=True)]
     bare = [{k: v for k, v in case.items() if k != "measured"} for case in cases]
     results = [validate_cases(write(tmp_path / f"{i}.jsonl", part)) for i, part in enumerate((cases, shuffled, bare))]
-    predictions = [[(row.predicted_step_time, row.predicted_memory, row.predicted_fits) for row in result.rows] for result in results]
+    predictions = [[(row.predicted_step_time, row.predicted["memory"], row.predicted_fits) for row in result.rows] for result in results]
     assert predictions[0] == predictions[1] == predictions[2]
 
 
@@ -313,7 +313,7 @@ def test_errors_of_memory_are_separated_by_what_the_framework_counts():
     by_name = {(figures.framework, figures.kind, figures.rank): figures for figures in result.memories}
     assert set(by_name) == {("nanotron", "reserved", "first"), ("megatron", "allocated", "fullest")}
     assert all(figures.errors.count == 1 for figures in result.memories)
-    assert by_name["nanotron", "reserved", "first"].errors.mean == pytest.approx(abs(row_of(CASE).memory_error))
+    assert by_name["nanotron", "reserved", "first"].errors.mean == pytest.approx(abs(row_of(CASE).error("memory")))
 
 
 # --- from a case to a plan ----------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def test_narrow_matmuls_are_faster_and_their_copies_take_memory(precision):
     """Where the chip sets the time: one sequence in a pass is bound by the host's launches, of which casts need more."""
     wide, narrow = (row_of(changed(framework="Megatron-LM", precision=p, micro_batch=4)) for p in ("bf16", precision))
     assert narrow.predicted_step_time < 0.9 * wide.predicted_step_time
-    assert wide.predicted_memory < narrow.predicted_memory < 1.2 * wide.predicted_memory
+    assert wide.predicted["memory"] < narrow.predicted["memory"] < 1.2 * wide.predicted["memory"]
     assert "fp8" in row_of(changed(precision=precision, chip="a100-sxm-80gb")).reason
 
 
@@ -542,7 +542,7 @@ def test_a_mangled_case_is_a_row_with_a_prediction_or_a_reason(fields, model, dr
     assert "please report" not in row.reason
     if row.is_predicted:
         assert row.predicted_step_time > 0
-        assert row.predicted_memory > 0
+        assert row.predicted["memory"] > 0
         assert row.predicted_fits is not None
 
 
@@ -611,7 +611,7 @@ def test_a_run_on_several_kinds_of_chips():
     assert plan_of_case(inputs_of({**case, "stages": stages})).plan.stage_layers == (5, 7, 6, 6)
     mixed, fast = row_of(case), row_of({**case, "chips": [KINDS[0], {**KINDS[1], "chip": "v100-sxm2-16gb"}]})
     assert mixed.predicted_step_time > fast.predicted_step_time
-    assert mixed.predicted_memory > 0
+    assert mixed.predicted["memory"] > 0
 
 
 @pytest.mark.parametrize(

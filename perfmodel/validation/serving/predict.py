@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import one_line
 from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.validation.cases import NOT_FINITE, Case
+from perfmodel.validation.cases import Case
 from perfmodel.validation.rows import CaseRow, ServingRow, attempted
 from perfmodel.validation.run_labels import labels_of_serving
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
@@ -39,10 +37,7 @@ class Estimators:
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
         """Return the estimator of a run, with its engine at its version."""
-        return self.estimator(planned, (engine or load_engine(planned.engine)).at(planned.version))
-
-    def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
-        job = planned.job
+        job, engine = planned.job, (engine or load_engine(planned.engine)).at(planned.version)
         hashable = tuple(getattr(engine, entry.name) for entry in fields(engine) if entry.name != "notes")
         key = (job.model, job.quantization, job.kv_precision, planned.hardware, hashable)
         if key not in self.estimators:
@@ -60,45 +55,25 @@ class Estimators:
 
 
 Predict = Callable[[PlannedServing], ServingPrediction]
+"""Prediction of a planned run: by simulation, as `serve` does, or by formulas."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ServingCasePredictor:
-    """Predictor of serving cases. predict: the prediction of a planned run; None: by simulation, as `serve` does."""
+def serving_row(case: Case, predict: Predict) -> ServingRow:
+    """Return the row of a serving case with its prediction, or with the reason why there is none."""
+    kind = one_line(case.inputs.get("kind") or "", 40)
+    row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
+    return attempted(attempted(row, _planned), lambda planned: with_prediction(planned, predict(planned.run)))
 
-    calibration: str | Path | None = None
-    predict: Predict | None = None
-    plans: dict[str, PlannedServing] = field(default_factory=dict)
 
-    def row(self, case: Case) -> ServingRow:
-        kind = one_line(case.inputs.get("kind") or "", 40)
-        row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
-        return attempted(attempted(row, self._planned), self._predicted)
-
-    def _planned(self, row: ServingRow) -> ServingRow:
-        planned = self.plan(row.case.inputs)
-        return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
-
-    def _predicted(self, row: ServingRow) -> ServingRow:
-        if self.predict is None:
-            self.predict = Estimators(calibration=self.calibration).as_served
-        return with_prediction(row, self.predict(row.run))
-
-    def plan(self, inputs: Mapping[str, Any]) -> PlannedServing:
-        """Return the plan of the inputs; runs that repeat a configuration share it."""
-        key = json.dumps(inputs, sort_keys=True, default=str)
-        planned = self.plans.get(key)
-        if planned is None:
-            planned = self.plans[key] = plan_of_serving(inputs)
-        return planned
+def _planned(row: ServingRow) -> ServingRow:
+    planned = plan_of_serving(row.case.inputs)
+    return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
 
 
 def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:
     """Return the row with the predicted metrics that are compared for this kind of run."""
     planned = row.run
     predicted = metrics_of(planned, prediction)
-    if not all(math.isfinite(value) for value in predicted.values()):
-        return replace(row, reason=NOT_FINITE)
     all_intervals = dict(prediction.intervals)
     if "tokens_per_second" in all_intervals:  # these are of one chip
         low, high = all_intervals["tokens_per_second"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab.kernels.chip_kernels import attention_kernel, collective_kernel, matmul_kernel
-from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, summary, table
+from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, rows_text, summary
 from perfmodel.calibrate.fits import NUM_FOLDS, AttentionTable, CollectiveTable, MatmulTable
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
@@ -131,7 +131,7 @@ def test_the_summary_takes_the_median_and_the_worst_chip():
 def test_rows_as_csv_and_as_a_page():
     part = SUMMARISED[0]
     rows = [Errors(part=part, chip="a100", errors=np.array([0.03, 0.05, 0.1]))]
-    assert table(rows).splitlines() == ["part,chip,points,median_error,p90_error", f"{part},a100,3,0.0500,0.0900"]
+    assert rows_text(rows).splitlines() == ["part,chip,points,median_error,p90_error", f"{part},a100,3,0.0500,0.0900"]
     page = document(rows)
     assert f"| {part} | 5.0% | 5.0% |\n" in page
     assert f"| {part} | a100 | 3 | 5.0% | 9.0% |" in page
@@ -139,7 +139,7 @@ def test_rows_as_csv_and_as_a_page():
 
 def test_every_row_of_a_csv_has_its_columns():
     rows = [Errors(part=part, chip="h100, h200", errors=np.array([0.1])) for part in SUMMARISED]
-    assert {line.count(",") for line in table(rows).splitlines()} == {4}
+    assert {line.count(",") for line in rows_text(rows).splitlines()} == {4}
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):

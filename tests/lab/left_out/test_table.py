@@ -3,7 +3,6 @@
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,35 +10,19 @@ import pytest
 from lab.fitted import STEPS
 from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
 from lab.left_out.runs import read_runs
-from lab.left_out.table import COLUMNS, judge, main
+from lab.left_out.table import judge, main
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import RateOptions, TimingOptions
 from perfmodel.frameworks.shipped import fitted_numbers
 from perfmodel.validation.step_times import StepTimes
 from perfmodel.validation.validate import CasePredictor
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "published_steps.csv"
-
-
-def published(*sources):
-    rows = csv.DictReader(GOLDEN.read_text(encoding="utf-8").splitlines())
-    chosen = [row for row in rows if row["id"].split("-")[0] in sources]
-    assert chosen
-    return [
-        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
-        for row in chosen
-    ]
-
-
-def write(cases, folder):
-    path = folder / "cases.jsonl"
-    path.write_text("".join(json.dumps(case) + "\n" for case in cases), encoding="utf-8")
-    return path
+from tests.lab.published_steps import published
+from tests.validation.published_cases import write
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return read_runs(write(published("nanotron", "korthikanti", "simumax", "vtrain"), tmp_path_factory.mktemp("left_out")))
+    return read_runs(write(tmp_path_factory.mktemp("left_out") / "cases.jsonl", published("nanotron", "korthikanti", "simumax", "vtrain")))
 
 
 def test_columns_are_single_plans_to_the_last_digit(runs):
@@ -90,7 +73,7 @@ def test_no_fit_sees_the_model_that_it_predicts(runs):
 def test_one_model_under_two_names_is_one(tmp_path):
     cases = published("nanotron")[:1]
     cases.append(cases[0] | {"id": "nanotron-again", "model": cases[0]["model"] | {"name": "another name", "vocab_size": 32000}})
-    assert len({run.model for run in read_runs(write(cases, tmp_path))}) == 1
+    assert len({run.model for run in read_runs(write(tmp_path / "cases.jsonl", cases))}) == 1
 
 
 def test_a_relative_lends_its_constant_within_bounds():
@@ -119,7 +102,7 @@ def test_the_table_counts_its_lines(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
 def test_the_command_prints_the_table_and_writes_every_run(name, tmp_path, capsys):
-    cases = write(published("korthikanti"), tmp_path)
+    cases = write(tmp_path / "cases.jsonl", published("korthikanti"))
     out = tmp_path / name
     assert main([str(cases), "--out", str(out), "--constants"]) == 0
     printed = capsys.readouterr().out
@@ -129,13 +112,13 @@ def test_the_command_prints_the_table_and_writes_every_run(name, tmp_path, capsy
     text = out.read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines())) if name.endswith("csv") else json.loads(text)
     assert len(rows) == len(published("korthikanti"))
-    assert tuple(rows[0]) == COLUMNS
+    assert list(rows[0]) == ["id", "source", "model", "measured_step_time", "predicted_step_time", "fold"]
 
 
 def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
     assert main([str(tmp_path / "none.jsonl")]) == 2
     assert "cannot be read" in capsys.readouterr().err
-    cases = write(published("korthikanti"), tmp_path)
+    cases = write(tmp_path / "cases.jsonl", published("korthikanti"))
     assert main([str(cases), "--out", str(tmp_path / "rows.txt")]) == 2
     assert "must end in .csv or .json" in capsys.readouterr().err
     assert main([str(cases), "--out", str(tmp_path / "no" / "rows.csv")]) == 2

@@ -18,8 +18,7 @@ from perfmodel.parallel.interval import ServingBasis, interval_factors, interval
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.measured import Served
-from perfmodel.validation.serving.predict import ServingCasePredictor, metrics_of
+from perfmodel.validation.serving.predict import metrics_of, serving_row
 from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
 
 TRUE = {"step_time": 4e-3, "sequence_time": 60e-6}
@@ -38,16 +37,15 @@ def toy(row, engine):
 def rows():
     import json
 
-    predictor = ServingCasePredictor(predict=stand_in)
     truth = load_engine("vllm-2024").having(**TRUE)
     runs = []
     for model in (LLAMA, {**LLAMA, "name": "deep", "layers": 64}):
         for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             case = changed(id=f"{model['name']}-{batch}", model=model, batch=batch, framework="vLLM", kind="static_batch", tp=1, chips=1)
-            row = predictor.row(parse_case(json.dumps(case), 1))
+            row = serving_row(parse_case(json.dumps(case), 1), stand_in)
             measured = metrics_of(row.planned, toy(row, truth))
-            served = Served(request_latency=measured["request_latency"])
-            runs.append(replace(row, case=replace(row.case, served=served)))
+            latency = {"request_latency": measured["request_latency"]}
+            runs.append(replace(row, case=replace(row.case, measurements=latency)))
     return runs
 
 

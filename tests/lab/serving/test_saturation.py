@@ -11,8 +11,7 @@ from lab.serving.saturation import Saturated, admission_limited, running_in_benc
 from perfmodel.validation.cases import Case, parse_case
 from perfmodel.validation.rows import CaseRow, ServingRow
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.measured import Served
-from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, serving_row
 from tests.validation.serving.serving_cases import LLAMA, changed
 
 BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
@@ -20,13 +19,12 @@ ESTIMATORS = Estimators()
 
 
 def row_of(**values: object) -> ServingRow:
-    predictor = ServingCasePredictor(predict=ESTIMATORS.predict)
     lengths = {"input_len": 4096, "output_len": 512, "input_len_mean": None, "output_len_mean": None}
-    return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
+    return serving_row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1), ESTIMATORS.predict)
 
 
-def served(row: ServingRow, **measured: Any) -> ServingRow:
-    return replace(row, case=replace(row.case, served=Served(**measured)))
+def served(row: ServingRow, *, suspect: str = "", **measured: Any) -> ServingRow:
+    return replace(row, case=replace(row.case, measurements=measured, suspect=suspect))
 
 
 def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
@@ -35,7 +33,7 @@ def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
             Saturated(
-                row=CaseRow(case=Case(id=str(i), inputs={}, served=Served()), labels=labels),
+                row=CaseRow(case=Case(id=str(i), inputs={}, is_serving=True), labels=labels),
                 clients=clients,
                 running=num_running,
                 held=held,

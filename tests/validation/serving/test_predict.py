@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.judgement import summarise_serving
-from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.predict import serving_row
 from perfmodel.validation.tables import serving_headline, serving_tables
 from perfmodel.validation.validate import validate_cases
 from tests.validation.published_cases import CASE as TRAINING
@@ -15,7 +15,7 @@ from tests.validation.serving.serving_cases import CASE, changed, stand_in
 
 
 def row_of(case):
-    return ServingCasePredictor(predict=stand_in).row(parse_case(json.dumps(case), 1))
+    return serving_row(parse_case(json.dumps(case), 1), stand_in)
 
 
 def test_nothing_that_was_measured_enters_a_prediction():
@@ -71,6 +71,6 @@ def test_the_published_runs_are_read_whole():
     with gzip.open(Path(__file__).parents[2] / "golden" / "published_serving.jsonl.gz", "rt", encoding="utf-8") as stream:
         cases = [parse_case(line, number) for number, line in enumerate(stream)]
     assert len(cases) == 4501
-    assert all(case.served is not None for case in cases)
-    assert sum(not math.isnan(case.served.tpot) for case in cases) == 1869
-    assert sum(bool(case.served.suspect) for case in cases) == 175
+    assert all(case.is_serving for case in cases)
+    assert sum(not math.isnan(case.measured("tpot")) for case in cases) == 1869
+    assert sum(bool(case.suspect) for case in cases) == 175
