@@ -44,7 +44,6 @@ class NetworkMesh:
     """One rank's coordinates and process groups. A mesh without axes is a single process: collectives do nothing.
 
     num_stages     pipeline stages; `stage` is this rank's
-    uses_dtensor   redistribute through DTensor and functional collectives where they support it; otherwise call collectives directly
     record         issued collectives if recording is on; else None
     padding        elements issued in addition to the record: uneven sharding on the way to a layout enlarges the
                    shards of a gather or scatter, and makes those of an all-to-all unequal; halos along a second dim have corners
@@ -52,8 +51,8 @@ class NetworkMesh:
     indices, moves cached index sets of shards, and cached redistributions
     """
 
-    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
-        self.worker, self.uses_dtensor, self.num_stages = worker, uses_dtensor, num_stages
+    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1) -> None:
+        self.worker, self.num_stages = worker, num_stages
         self.axes = tuple(axis for axis in axes if axis.size > 1)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.num_ranks = prod(self.sizes.values())

@@ -100,13 +100,12 @@ class NetworkProgram:
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: Plan | None = None,
-        uses_dtensor: bool = True,
         module: UserModule | None = None,
     ) -> None:
         check_runnable(network, plan, functions if module is None else {operator.kind for operator in network.operators})
         self.worker, self.plan, self.given, self.module, self.seed = worker, plan, network, module, seed
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp, uses_dtensor=uses_dtensor)
+        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp)
         dtypes = dtypes_of(plan.job.precision) if dtype is None else Dtypes(weight=dtype, reduce=dtype, master=dtype)
         self.dtype = dtypes.weight
         self.derivation = derive_assigned(self.network, plan.cuts)

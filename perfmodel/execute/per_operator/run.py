@@ -69,9 +69,9 @@ class ElementBytes:
 _CHECK = ("perfmodel.execute.per_operator.worker", "check_on_rank")
 _MEASURE = ("perfmodel.execute.per_operator.worker", "measure_on_rank")
 
-#: Default options of checks and of timed runs. DTensor's overhead per small collective is not part of a prediction.
+#: Default options of checks and of timed runs.
 CHECKED = NetworkOptions()
-TIMED = NetworkOptions(learning_rate=1e-3, uses_dtensor=False)
+TIMED = NetworkOptions(learning_rate=1e-3)
 
 
 def check_network_plan(

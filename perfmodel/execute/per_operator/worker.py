@@ -47,7 +47,6 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
         learning_rate=options.learning_rate,
         functions=options.functions,
         imitate=imitate,
-        uses_dtensor=options.uses_dtensor,
         module=_module(worker, options),
     )
 

@@ -173,7 +173,7 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
         for axes in ({"tp_kv"}, {"dp_shard"}):
             NetworkMesh(worker, by_rules.cuts.axes).group(axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            program = NetworkProgram(worker, graph, by_rules, optimizer="", learning_rate=1e-4, uses_dtensor=False)
+            program = NetworkProgram(worker, graph, by_rules, optimizer="", learning_rate=1e-4)
             program.step()
             counter = CollectiveCounter(program.mesh.label, times_them=False)
             with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
