@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
 from perfmodel.execute.layers.dropout import dropout
-from perfmodel.execute.layers.kernel import differentiable, like
+from perfmodel.execute.layers.kernel import differentiable, like, operator
 from perfmodel.execute.layers.masks import additive, causal, heads_of, marked
 from perfmodel.execute.layers.softmax import seen_softmax
 
@@ -69,7 +69,7 @@ def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), rest
 
 
-@torch.library.custom_op("perfmodel::sink_attention", mutates_args=())
+@operator("sink_attention", lambda q, k, v, *_: _empty(q, v))
 def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return the output and the logarithm of each row's sum."""
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
@@ -79,10 +79,7 @@ def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked:
     return _as_queries(out * torch.exp(rest - total).unsqueeze(-1).to(out.dtype)), total
 
 
-_sinks.register_fake(lambda q, k, v, *_: _empty(q, v))
-
-
-@torch.library.custom_op("perfmodel::sink_attention_backward", mutates_args=())
+@operator("sink_attention_backward", lambda gradient, q, k, v, sinks, *_: like(q, k, v, sinks))
 def _sinks_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -95,13 +92,11 @@ def _sinks_backward(
     return for_q.contiguous(), for_k.contiguous(), for_v.contiguous(), for_sinks.to(sinks.dtype)
 
 
-_sinks_backward.register_fake(lambda gradient, q, k, v, sinks, *_: like(q, k, v, sinks))
-
 #: ([b, n, q, d], [b, g, z, d], [b, g, z, d], sinks [n], window, chunked, scale) -> [b, n, q, d].
 sink_attention = differentiable(_sinks, _sinks_backward, keeps_output=True, is_contiguous=False)
 
 
-@torch.library.custom_op("perfmodel::uneven_attention", mutates_args=())
+@operator("uneven_attention", lambda q, k, v, *_: _empty(q, v))
 def _uneven(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Return the output and the logarithm of each row's sum."""
     is_plain, mask = _causal(q, k, chosen)
@@ -109,10 +104,7 @@ def _uneven(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float
     return _as_queries(out[..., : v.shape[-1]]), rest
 
 
-_uneven.register_fake(lambda q, k, v, *_: _empty(q, v))
-
-
-@torch.library.custom_op("perfmodel::uneven_attention_backward", mutates_args=())
+@operator("uneven_attention_backward", lambda gradient, q, k, v, *_: like(q, k, v))
 def _uneven_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,9 +114,6 @@ def _uneven_backward(
         *padded, rest, 0.0, is_plain, attn_mask=mask, scale=scale
     )
     return for_q, for_k, for_v[..., : v.shape[-1]].contiguous()
-
-
-_uneven_backward.register_fake(lambda gradient, q, k, v, *_: like(q, k, v))
 
 
 def _causal(q: Tensor, k: Tensor, chosen: Tensor | None) -> tuple[bool, Tensor | None]:
@@ -225,7 +214,7 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, slopes: T
     return torch.matmul(dropout(weights, probability), v)
 
 
-@torch.library.custom_op("perfmodel::latent_attention", mutates_args=())
+@operator("latent_attention", lambda q, kept, seen, width, scale: q.new_empty(*q.shape[:-1], width))
 def latent_attention(q: Tensor, kept: Tensor, seen: Tensor | None, width: int, scale: float) -> Tensor:
     """Compute [b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]. The latents are the keys; their first `width` entries c are the values.
 
@@ -234,9 +223,6 @@ def latent_attention(q: Tensor, kept: Tensor, seen: Tensor | None, width: int, s
     scores = torch.bmm(q, kept.transpose(1, 2)).mul_(scale)
     weights = seen_softmax(scores, seen, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
     return torch.bmm(weights, kept[..., :width])
-
-
-latent_attention.register_fake(lambda q, kept, seen, width, scale: q.new_empty(*q.shape[:-1], width))
 
 
 @register_flop_formula(torch.ops.perfmodel.latent_attention)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import differentiable, operator
 
 
-@torch.library.custom_op("perfmodel::dropout", mutates_args=())
+@operator("dropout", lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)))
 def _dropout(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute y = m x / (1 - p) and the mask m."""
     mask = torch.rand_like(x, dtype=torch.float32) >= probability
     return (x * mask).div_(1.0 - probability), mask
 
 
-_dropout.register_fake(lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)))
-
-
-@torch.library.custom_op("perfmodel::dropout_backward", mutates_args=())
+@operator("dropout_backward", lambda gradient, probability, mask: torch.empty_like(gradient))
 def _dropout_backward(gradient: torch.Tensor, probability: float, mask: torch.Tensor) -> torch.Tensor:
     return (gradient * mask).div_(1.0 - probability)
 
 
-_dropout_backward.register_fake(lambda gradient, probability, mask: torch.empty_like(gradient))
 _two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
 
 
