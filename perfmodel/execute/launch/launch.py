@@ -28,7 +28,7 @@ from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
@@ -41,6 +41,8 @@ from perfmodel.execute.launch.processes import (
     start_python,
 )
 from perfmodel.foundation.errors import InputError, RunError, one_line
+
+_Made = TypeVar("_Made")
 
 #: Status of a rank while it imports, which may take longer than any step.
 STARTING = "starting up"
@@ -100,6 +102,19 @@ class Worker:
     device: str
     heartbeat: Heartbeat | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
+
+    def cached(self, key: object, make: Callable[[], _Made]) -> _Made:
+        """Return what was made for this key before, or make it."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]  # type: ignore[no-any-return]
+
+    def latest(self, kind: str, key: object, make: Callable[[], _Made]) -> _Made:
+        """Return the last of its kind if it was made for this key; otherwise free it and make another."""
+        if kind not in self.cache or self.cache[kind][0] != key:
+            self.cache.pop(kind, None)
+            self.cache[kind] = key, make()
+        return self.cache[kind][1]  # type: ignore[no-any-return]
 
     def beat(self, what: str) -> None:
         """Report progress. A rank without a heartbeat for `hang_timeout` seconds counts as hung."""

@@ -34,12 +34,9 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
     """Return the time of a fixed workload: forward and backward of a model on every rank, without communication. [s]"""
     import torch.distributed as dist
 
-    from perfmodel.execute.uniform.model import Transformer
-    from perfmodel.execute.uniform.weights import fill, make_tokens
+    from perfmodel.execute.uniform.weights import make_tokens, one_process_model
 
-    model = Transformer(job.transformer, device=worker.device)  # rebuilt every time: a kept model would count as memory of the plans
-    for name, parameter in model.named_parameters():
-        fill(job.transformer, name, parameter)
+    model = one_process_model(job.transformer, worker.device)  # rebuilt every time: a kept model would count as memory of the plans
     tokens = make_tokens(job)[:2, :-1].to(worker.device)
     times = []
     for _ in range(6):

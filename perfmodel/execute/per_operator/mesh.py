@@ -110,19 +110,19 @@ class NetworkMesh:
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
-        key = self._key(chosen)
-        if key not in self.worker.cache:
-            mine = dist.group.WORLD
-            if len(self.members(chosen)) < self.num_ranks * self.num_stages:
-                for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
-                    members = self.members(chosen, rank)
-                    if rank > members[0]:
-                        continue  # its first member has created the group
-                    group = dist.new_group([stage * self.num_ranks + member for member in members])
-                    if stage == self.stage and self.rank in members:
-                        mine = group
-            self.worker.cache[key] = DeviceMesh.from_group(mine, self.device)
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        return self.worker.cached(self._key(chosen), lambda: self._new_group(chosen))
+
+    def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
+        mine = dist.group.WORLD
+        if len(self.members(axes)) < self.num_ranks * self.num_stages:
+            for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
+                members = self.members(axes, rank)
+                if rank > members[0]:
+                    continue  # its first member has created the group
+                group = dist.new_group([stage * self.num_ranks + member for member in members])
+                if stage == self.stage and self.rank in members:
+                    mine = group
+        return DeviceMesh.from_group(mine, self.device)
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
         """Return the mesh for `fully_shard`: replicas by shards, or shards alone."""
@@ -130,13 +130,12 @@ class NetworkMesh:
         over, of = self.group(replicas), self.group(shards)
         if over is None or of is None:
             return of
-        key = ("shards and replicas", self._key(shards), self._key(replicas))
-        if key not in self.worker.cache:
-            ranks = [[self.world_rank(rank) for rank in self.members(shards, replica)] for replica in self.members(replicas)]
-            groups = [over.get_group(), of.get_group()]
-            names = ("replicas", "shards")
-            self.worker.cache[key] = DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names)
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        ranks = [[self.world_rank(rank) for rank in self.members(shards, replica)] for replica in self.members(replicas)]
+        groups, names = [over.get_group(), of.get_group()], ("replicas", "shards")
+        return self.worker.cached(
+            ("shards and replicas", self._key(shards), self._key(replicas)),
+            lambda: DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names),
+        )
 
     def _key(self, axes: frozenset[str]) -> tuple[object, ...]:
         shape = tuple(axis.size for axis in self.axes)
@@ -145,11 +144,10 @@ class NetworkMesh:
     def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
         """Return the group of ranks with this rank's coordinates in these stages. Collective over the world, in the same order."""
         chosen = sorted({stage % self.num_stages for stage in stages})
-        key = ("network holders", self.num_stages, self.num_ranks, *chosen)
-        if key not in self.worker.cache:
-            groups = [dist.new_group([stage * self.num_ranks + rank for stage in chosen]) for rank in range(self.num_ranks)]
-            self.worker.cache[key] = groups[self.rank]
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        return self.worker.cached(
+            ("network holders", self.num_stages, self.num_ranks, *chosen),
+            lambda: [dist.new_group([stage * self.num_ranks + rank for stage in chosen]) for rank in range(self.num_ranks)][self.rank],
+        )
 
     def world_rank(self, rank: int) -> int:
         """Return the world rank of a rank of this stage."""

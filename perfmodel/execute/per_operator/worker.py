@@ -9,14 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
+from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.measure.measure import count_step, describe_on_rank, synchronize
 from perfmodel.execute.modules.module import UserModule
@@ -25,6 +26,7 @@ from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
+from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
@@ -53,76 +55,61 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
 
 def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
     """Return the user's module, built once."""
-    if options.module is None:
+    if (given := options.module) is None:
         return None
-    kept: dict[object, UserModule] = worker.cache.setdefault("user's module", {})
-    key = (options.module, options.seed)
-    if key not in kept:
-        kept.clear()
-        worker.beat(f"making {options.module.name}")
-        kept[key] = UserModule.named(options.module.name, options.module.inputs, seed=options.seed)
-    return kept[key]
+    worker.beat(f"making {given.name}")
+    return worker.latest("user's module", (given, options.seed), lambda: UserModule.named(given.name, given.inputs, seed=options.seed))
 
 
-def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
-    """Return losses, and first-step gradients and outputs, of one process; cached for later plans of the same network."""
+def _reference_key(network: Graph, plan: Plan, options: NetworkOptions) -> str:
+    """Return what the step of one process depends on."""
     copied = [
         (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
         for operator in network.operators
         if operator.settings.get("synchronised") is False
     ]
-    key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
-    kept: dict[str, _Reference] = worker.cache.setdefault("network reference", {})
-    if key not in kept and (module := _module(worker, options)) is not None:
-        kept.clear()
+    return hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
+
+
+def _run_reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
+    """Return losses, and first-step gradients and outputs, of one process."""
+    if (module := _module(worker, options)) is not None:
         worker.beat("reference")
         loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
-        kept[key] = _Reference([loss], gradients, {})
-    if key not in kept:
-        kept.clear()
-        program = _build(worker, network, one_process(network, plan), options, plan)
-        outputs: dict[str, torch.Tensor] = {}
-        if options.compares_outputs:
-            with torch.no_grad():
-                program.forward({}, keep=outputs)
-        losses, gradients = [], {}
-        for step in range(options.steps):
-            worker.beat(f"reference step {step}")
-            losses.append(float(program.forward_backward()))
-            if step == 0:
-                gradients = program.gradients()
-            program.update()
-        kept[key] = _Reference(losses, gradients, outputs)
-    return kept[key]
+        return _Reference([loss], gradients, {})
+    program = _build(worker, network, one_process(network, plan), options, plan)
+    outputs: dict[str, torch.Tensor] = {}
+    if options.compares_outputs:
+        with torch.no_grad():
+            program.forward({}, keep=outputs)
+    losses, gradients = [], {}
+    for step in range(options.steps):
+        worker.beat(f"reference step {step}")
+        losses.append(float(program.forward_backward()))
+        if step == 0:
+            gradients = program.gradients()
+        program.update()
+    return _Reference(losses, gradients, outputs)
 
 
-def _broadcast(worker: Worker, tensors: dict[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Broadcast `tensors` of rank 0 to all ranks, in few messages."""
-    limit, batch = 1 << 24, []
-    names = list(shapes)
-    for position, name in enumerate(names):
-        batch.append(name)
-        sizes = [int(torch.Size(shapes[entry]).numel()) for entry in batch]
-        if sum(sizes) < limit and position + 1 < len(names):
-            continue
-        worker.beat(f"comparing {name}")
-        if worker.rank == 0:
-            flat = torch.cat([tensors[entry].to(dtype).reshape(-1) for entry in batch])
-        else:
-            flat = torch.empty(sum(sizes), dtype=dtype, device=worker.device)
-        dist.broadcast(flat, 0)
-        for entry, piece in zip(batch, flat.split(sizes), strict=True):
-            tensors[entry] = piece.view(shapes[entry])
-        batch = []
+def _output_errors(
+    worker: Worker, program: NetworkProgram, outputs: dict[str, torch.Tensor], reference: dict[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """Return the error of each operator's output. The padding of an activation has no meaning, so padded ones are not compared."""
+    left, tensors = program.derivation.left, program.network.tensors
+    resolved = {}
+    for operator in program.network.operators:
+        name = operator.output.tensor
+        purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
+        resolved[name] = Redistribution(left[name], left[name].resolved(), tensors[name].shape, program.mesh, purpose)(outputs[name])
+    resolved = {name: tensor for name, tensor in resolved.items() if program.given.tensors[name].shape == tensors[name].shape}
+    layouts = {name: left[name].resolved() for name in resolved}
+    return errors_on_rank(worker, resolved, reference, partial(_expected, program, layouts), dtype=dtype)
 
 
-def _relative(actual: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
-    if actual.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    size = max(float(expected.abs().max()), floor)
-    return float((actual - expected).abs().max()) / size if size else float(actual.abs().max())
+def _expected(program: NetworkProgram, layouts: Mapping[str, Layout], name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return this rank's part of a tensor of one process; nothing if the rank has no layout of it."""
+    return {name: local_part(program.padded(name, tensor), layouts[name], program.mesh)} if name in layouts else {}
 
 
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
@@ -152,39 +139,18 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
         dist.all_reduce(share)
         losses.append(float(share))
 
-    reference = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
-    header: list[Any] = [
-        reference.losses,
-        {name: tuple(g.shape) for name, g in reference.gradients.items()},
-        {n: tuple(o.shape) for n, o in reference.outputs.items()},
-    ]
-    dist.broadcast_object_list(header)
-    expected_losses, gradient_shapes, output_shapes = header
-    dtype = getattr(torch, options.dtype or "float32")
-    gradients, expected_outputs = dict(reference.gradients), dict(reference.outputs)
-    _broadcast(worker, gradients, gradient_shapes, dtype)
-    _broadcast(worker, expected_outputs, output_shapes, dtype)
-
+    reference = _Reference([], {}, {})
+    if worker.rank == 0:
+        key = _reference_key(network, plan, options)
+        reference = worker.latest("network reference", key, lambda: _run_reference(worker, network, plan, options))
     loss_errors = {
-        f"step {step}": abs(loss - expected) / max(abs(expected), 1e-30)
-        for step, (loss, expected) in enumerate(zip(losses, expected_losses, strict=True))
+        f"step {step}": abs(loss - wanted) / max(abs(wanted), 1e-30)
+        for step, (loss, wanted) in enumerate(zip(losses, from_first_rank(reference.losses), strict=True))
     }
-    largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
-    gradient_errors = {}
-    for name, gradient in own_gradients.items():
-        expected = local_part(program.padded(name, gradients[name]), program.layouts[name], program.mesh)
-        gradient_errors[name] = _relative(gradient, expected, ROUND_OFF_FLOOR * largest)
-    output_errors = {}
-    if options.compares_outputs:
-        for operator in program.network.operators:
-            name = operator.output.tensor
-            left = program.derivation.left[name]
-            purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
-            resolved = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
-            given = network.tensors[name].shape
-            if given == program.network.tensors[name].shape:  # the padding of an activation has no meaning
-                expected = local_part(program.padded(name, expected_outputs[name]), left.resolved(), program.mesh)
-                output_errors[name] = _relative(resolved, expected, 0.0)
+    dtype = getattr(torch, options.dtype or "float32")
+    expected = partial(_expected, program, program.layouts)
+    gradient_errors = errors_on_rank(worker, own_gradients, reference.gradients, expected, dtype=dtype, floor=ROUND_OFF_FLOOR)
+    output_errors = _output_errors(worker, program, outputs, reference.outputs, dtype) if options.compares_outputs else {}
     sent = program.pipeline.sent_elements if program.pipeline is not None else 0
     return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
 

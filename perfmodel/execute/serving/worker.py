@@ -24,10 +24,8 @@ from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
-from perfmodel.execute.uniform.data_parallel import canonical_name
-from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding
-from perfmodel.execute.uniform.weights import SEED, fill
+from perfmodel.execute.uniform.weights import SEED, one_process_model
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepCounts, StepShape
@@ -43,9 +41,7 @@ def mesh_of(worker: Worker) -> DeviceMesh | None:
     """Return the mesh of all ranks as one axis, tp; None for one rank."""
     if worker.world_size == 1:
         return None
-    if "serving mesh" not in worker.cache:
-        worker.cache["serving mesh"] = init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=("tp",))
-    return worker.cache["serving mesh"]  # type: ignore[no-any-return]
+    return worker.cached("serving mesh", lambda: init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=("tp",)))
 
 
 def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
@@ -73,10 +69,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
         step = make_step(chunks, cache)
         logit_rows += [(chunk.sequence, chunk.stop - 1, row) for chunk, row in zip(step.chunks, decoder.run(step), strict=True)]
     del decoder
-    model = Transformer(config, device=worker.device)
-    for name, parameter in model.named_parameters():
-        worker.beat(f"filling {name}")
-        fill(config, canonical_name(name), parameter)
+    model = one_process_model(config, worker.device, beat=worker.beat)
     with torch.no_grad():
         expected = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
     largest = max(float(logits.abs().max()) for logits in expected)

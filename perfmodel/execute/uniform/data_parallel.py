@@ -26,21 +26,13 @@ from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, i
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
-from perfmodel.execute.uniform.weights import fill, initial_piece
+from perfmodel.execute.uniform.weights import canonical_name, fill, initial_piece
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
-_WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
-_PREFIXES = ("experts", "shared")
 _DATA_AXES = "dp_replicate+dp_shard+cp"
-
-
-def canonical_name(name: str) -> str:
-    """Return the name used in `TransformerConfig.parameter_shapes`, without modules that only group others."""
-    words = [part for part in name.split(".") if part not in _WRAPPERS]
-    return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
 def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:

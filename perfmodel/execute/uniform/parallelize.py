@@ -25,7 +25,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.uniform.collective_ops import reduced_over
 from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
-from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
+from perfmodel.execute.uniform.mesh import RunMesh, run_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
@@ -94,7 +94,7 @@ class TrainingProgram:
     def __init__(self, worker: Worker, plan: Plan, routing: RoutingCounts | None = None) -> None:
         self.worker, self.plan = worker, plan
         layout = plan.layout
-        self.mesh: RunMesh = build_mesh(worker, plan)
+        self.mesh: RunMesh = run_mesh(worker, plan)
         coordinates = self.mesh.coordinates
         experts = ExpertSharding()
         if plan.has_experts:

@@ -15,9 +15,8 @@ from perfmodel.execute.per_operator.model import NetworkProgram
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
 from perfmodel.execute.run import run_plan
-from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
-from perfmodel.execute.uniform.weights import fill
+from perfmodel.execute.uniform.weights import canonical_name, fill
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, interpreter_reason, plan_by_rules
