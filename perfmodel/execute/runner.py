@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.tolerance import TOLERANCE, worst_error
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement, interquartile_range
@@ -59,12 +61,20 @@ def pick_device(device: str, num_ranks: int) -> str:
     return device
 
 
+def executable_reason(plan: Plan, world_devices: int) -> str:
+    """Return why this plan cannot run with `world_devices` devices; empty if it can."""
+    if plan.num_chips > world_devices:
+        return (
+            f"chips={plan.num_chips}: this machine has room for {world_devices} ranks; "
+            "use --shrink for the same form of plan with fewer ranks and layers"
+        )
+    return not_executable_reason(plan)
+
+
 def least_state_bytes(plan: Plan) -> float:
     """Return the bytes of weights, gradients and optimizer state over all ranks, the minimum for a plan to start."""
     job, layout = plan.job, plan.layout
     policy = job.policy
-    from perfmodel.foundation.dtypes import itemsize
-
     stored = float(itemsize(policy.parameter))
     gradient = float(itemsize(policy.gradient_reduce))
     state = policy.state_bytes_per_parameter(job.optimizer)
@@ -128,30 +138,8 @@ def gathered_results(worker: Worker, plan: Plan, options: RunOptions) -> list[Ra
     return results
 
 
-def merge(measurements: Sequence[Measurement]) -> Measurement:
-    """Merge rounds of the same plan: the times of all rounds, and the inspection results of the first."""
-    first = measurements[0]
-    times = tuple(time for measurement in measurements for time in measurement.step_times)
-    parts = {
-        name: statistics.median(m.parts[name] for m in measurements if name in m.parts) for name in first.parts
-    }  # phases of every round; communication of the first round
-    memory = tuple(max(peaks) for peaks in zip(*(m.memory_by_rank for m in measurements), strict=True))
-    return replace(
-        first,
-        steps=len(times),
-        step_times=times,
-        step_time=statistics.median(times),
-        step_time_spread=interquartile_range(times),
-        parts=parts,
-        memory_by_rank=memory,
-        peak_memory=max(memory),
-        busy_fraction=max(measurement.busy_fraction for measurement in measurements),
-    )
-
-
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:
     """Return the largest error on any rank; nan if nothing was checked. Raise RunError if it exceeds the tolerance."""
-    from perfmodel.execute.tolerance import TOLERANCE, worst_error
 
     def sentence(name: str, error: float, others: int) -> str:
         return (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
-from perfmodel.execute.measure.measure import count_step, describe_on_rank, synchronize
+from perfmodel.execute.measure.measure import count_step, describe_on_rank, timed
 from perfmodel.execute.modules.module import UserModule
 from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
@@ -166,13 +165,9 @@ def measure_on_rank(
         for number, (program, result) in enumerate(zip(programs, results, strict=True)):
             for step in range(warmup + share):
                 worker.beat(f"plan {number}, round {index}, step {step}")
-                dist.barrier()
-                synchronize(worker.device)
-                start = time.perf_counter()
-                loss = program.step()
-                synchronize(worker.device)
+                duration, loss = timed(worker, program.step)
                 if step >= warmup:
-                    result.times.append(time.perf_counter() - start)
+                    result.times.append(duration)
                 if index == 0 and step == 0:
                     result.share = float(loss)
             program.release()
