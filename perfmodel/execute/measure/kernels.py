@@ -19,8 +19,7 @@ from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_rotation
-from perfmodel.execute.zero.flat import TORCH_DTYPES
-from perfmodel.execute.zero.optimizers import build_optimizer
+from perfmodel.execute.zero import TORCH_DTYPES, build_optimizer
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample

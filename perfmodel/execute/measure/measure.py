@@ -75,7 +75,6 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
         worker.beat("tracked step")
         dist.barrier()
         memory = peak_bytes(program)
-    program.close()
     return RankMeasurement(times, parts, first_loss, memory, tally)
 
 

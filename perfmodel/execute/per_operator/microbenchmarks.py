@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from perfmodel.execute.measure.kernels import Kernel, Operands, both_passes, passes_of
 from perfmodel.execute.measure.stopwatch import in_rotation
 from perfmodel.execute.per_operator.collective_rules import lstm_cell, lstm_cell_backward
-from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample

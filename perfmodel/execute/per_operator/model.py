@@ -27,7 +27,7 @@ from perfmodel.execute.per_operator.parameters import KINDS
 from perfmodel.execute.per_operator.pipeline import NetworkStage, StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
-from perfmodel.execute.zero.flat import Dtypes, dtypes_of
+from perfmodel.execute.zero import Dtypes, dtypes_of
 from perfmodel.parallel.algebra.sharding import Held, Layout
 from perfmodel.parallel.layout import ParallelLayout, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment

@@ -26,7 +26,7 @@ from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
 from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.weights import SEED, one_process_model
-from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig

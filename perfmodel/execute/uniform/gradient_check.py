@@ -54,7 +54,6 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
     share = torch.tensor([program.loss_share()], dtype=torch.float64)
     dist.all_reduce(share)
     gradients = dict(program.data.gradients())
-    program.close()
     del program
 
     loss, reference = 0.0, dict[str, np.ndarray]()

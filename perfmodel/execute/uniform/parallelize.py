@@ -30,7 +30,7 @@ from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
-from perfmodel.execute.zero.flat import dtypes_of
+from perfmodel.execute.zero import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
@@ -284,8 +284,3 @@ class TrainingProgram:
         self.worker.beat("optimizer")
         self.data.optimizer_step()
         self.clock.mark("optimizer")
-
-    def close(self) -> None:
-        """Release the program's memory."""
-        self.data.close()
-        self.losses = []
