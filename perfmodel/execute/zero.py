@@ -114,9 +114,9 @@ class FlatUnit:
     def complete(self) -> None:
         """Start the reduction if a parameter without a reader has no gradient."""
         if self.missing > 0:
-            for name, place in self.places.items():
+            for name, span in self.places.items():
                 if name not in self.filled:
-                    self.gradients[place].zero_()
+                    self.gradients[span].zero_()
             self.launch()
 
     def launch(self) -> None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
 from perfmodel.execute.importer.value_sizes import settle_sizes
-from perfmodel.execute.local import num_bytes
+from perfmodel.execute.local import num_bytes, tensors_in
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
@@ -201,7 +201,7 @@ class _Reader:
             if source is not None and node.args[1] < len(source):
                 self.values[node] = [source[node.args[1]]]
             return
-        results = _tensors(node.meta.get("val"))
+        results = list(tensors_in(node.meta.get("val")))
         if not results:
             return  # for example assertions
         schema = getattr(target, "_schema", None)
@@ -292,7 +292,7 @@ class _Reader:
         bound: dict[Node, int] = {}
         reads: list[ExportedValue] = []
         for key, source in sources.items():
-            tensors = _tensors(source.meta.get("val"))
+            tensors = list(tensors_in(source.meta.get("val")))
             for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
@@ -431,7 +431,7 @@ class _Reader:
         flops = 0.0
         with suppress(Exception):
             # The values carry the fake mode of the export, which differs from the current one.
-            modes = [tensor.fake_mode for tensor in _tensors(list(args)) if hasattr(tensor, "fake_mode")]
+            modes = [tensor.fake_mode for tensor in tensors_in(args) if hasattr(tensor, "fake_mode")]
             with modes[0] if modes else self.mode, FlopCounterMode(display=False) as counter:
                 node.target(*args, **kwargs)
             flops = float(counter.get_total_flops())
@@ -477,12 +477,6 @@ def _shape(tensor: torch.Tensor) -> Shape:
 
 def _sizes_of(view: Sequence[Position]) -> Shape:
     return tuple(prod(run.size for run in position) for position in view)
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
 
 
 def arguments_of(node: Node, schema: Any) -> dict[str, Any]:

@@ -1,12 +1,17 @@
-"""Operators of torch, and differentiable functions built from a forward and a backward operator, like a GPU's fused kernels."""
+"""Operators of torch, and differentiable functions built from a forward and a backward operator, like a GPU's fused kernels.
+
+Sums over ranks inside a layer's function are passed by the caller, which owns the sharding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
@@ -80,3 +85,13 @@ def operator(name: str, fake: Callable[..., Any], *, mutates: Iterable[str] = ()
 def like(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return empty contiguous tensors of these shapes and dtypes: the fake result of an operator."""
     return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
+
+
+class Reduce(Protocol):
+    def __call__(self, tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
+        """Return the sum, or the maximum, over the ranks that hold other shards of the dim."""
+
+
+def unsharded(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
+    """Return the tensor unchanged: no dim is sharded."""
+    return tensor

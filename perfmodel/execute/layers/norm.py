@@ -14,8 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable, like, operator
-from perfmodel.execute.layers.reduce import Reduce, unsharded
+from perfmodel.execute.layers.kernel import Reduce, differentiable, like, operator, unsharded
 from perfmodel.workload.graph import Pass
 
 #: Epsilons of layer norms and of RMS norms, as in the operators of the graph.

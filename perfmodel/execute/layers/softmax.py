@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import Reduce, differentiable
 from perfmodel.execute.layers.norm import wide
-from perfmodel.execute.layers.reduce import Reduce
 from perfmodel.workload.graph import Pass
 
 

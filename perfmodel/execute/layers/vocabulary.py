@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import Reduce, differentiable, unsharded
 from perfmodel.execute.layers.norm import wide
-from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.workload.graph import Pass
 
 

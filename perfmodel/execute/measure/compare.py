@@ -22,7 +22,7 @@ def from_first_rank(value: _Item) -> _Item:
 
 def errors_on_rank(
     worker: Worker,
-    own: Mapping[str, torch.Tensor],
+    local: Mapping[str, torch.Tensor],
     reference: Mapping[str, torch.Tensor],
     expected: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]],
     *,
@@ -31,7 +31,7 @@ def errors_on_rank(
 ) -> dict[str, float]:
     """Return the largest deviation of each tensor of this rank, relative to the largest entry of what is expected. Collective.
 
-    own         tensors of this rank, by name
+    local       tensors of this rank, by name
     reference   tensors of one process, by name; on rank 0 only
     expected    (name, tensor of one process) -> the tensors of this rank that it determines, by name; others may be among them
     dtype       in which they are compared
@@ -48,11 +48,11 @@ def errors_on_rank(
         dist.broadcast(tensor, 0)
         largest = max(largest, _largest(tensor))
         for key, wanted in expected(name, tensor).items():
-            if key not in own:
+            if key not in local:
                 continue
-            is_alike = own[key].shape == wanted.shape
-            deviations[key], sizes[key] = _largest(own[key].to(dtype) - wanted) if is_alike else float("inf"), _largest(wanted)
-    missing = set(own) - set(sizes)
+            is_alike = local[key].shape == wanted.shape
+            deviations[key], sizes[key] = _largest(local[key].to(dtype) - wanted) if is_alike else float("inf"), _largest(wanted)
+    missing = set(local) - set(sizes)
     assert not missing, f"no reference for {sorted(missing)}"
     least = floor * largest
     # nan stays nan, and the comparison with the tolerance fails

@@ -206,8 +206,8 @@ class FlatParameters(Parameters):
                 device=self.mesh.device,
             )
             flat.fill((name, tensors[name].detach()) for name in unit.parameters)
-            for name, place in flat.places.items():
-                parameter = self.tensors[name] = flat.weights[place].view(tensors[name].shape).detach().requires_grad_()
+            for name, span in flat.places.items():
+                parameter = self.tensors[name] = flat.weights[span].view(tensors[name].shape).detach().requires_grad_()
                 parameter.register_post_accumulate_grad_hook(partial(flat.accumulate, name, local_tensor))
             self.flat.append((unit, flat))
         masters = [flat.master for _, flat in self.flat]
@@ -236,8 +236,8 @@ class FlatParameters(Parameters):
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for _, flat in self.flat:
             full = flat.full_gradients()
-            for name, place in flat.places.items():
-                yield name, full[place].view(self.tensors[name].shape).clone()
+            for name, span in flat.places.items():
+                yield name, full[span].view(self.tensors[name].shape).clone()
 
     def stored(self) -> Iterator[torch.Tensor]:
         yield from self.frozen.values()
