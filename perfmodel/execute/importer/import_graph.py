@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfmodel.execute.importer.exported_graph import ExportedModule, read_program
+from perfmodel.execute.importer.exported_graph import read_program
+from perfmodel.execute.importer.exported_module import ExportedModule
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.imported.input_spec import InputSpec
