@@ -6,9 +6,10 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import RankMeasurement, communication_times, slowest_times
 from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
@@ -18,11 +19,8 @@ from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement, interquartile_range
 
-if TYPE_CHECKING:
-    from perfmodel.execute.launch.rank_results import RankMeasurement
-
 #: Result of one rank: gradient errors by name, measurement, device name, software versions.
-RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
+RankResult: TypeAlias = tuple[dict[str, float], RankMeasurement, str, dict[str, str]]
 
 #: Processes that may share a core. With more than one per core, times are dominated by the scheduler: fine for checks only.
 RANKS_PER_CORE = 4
@@ -161,19 +159,19 @@ def assemble(
     """Combine the results of the ranks into one measurement."""
     error = gradient_error([result[0] for result in results])
     ranks = [result[1] for result in results]
-    times = tuple(max(rank.step_times[i] for rank in ranks) for i in range(len(ranks[0].step_times)))
+    times = slowest_times(ranks)
     slowest = [max(ranks, key=lambda rank, i=i: rank.step_times[i]).parts[i] for i in range(len(times))]  # type: ignore[misc]
     names = dict.fromkeys(name for parts in slowest for name in parts)
     parts = {name: statistics.median(parts.get(name, 0.0) for parts in slowest) for name in names}
-    axes = dict.fromkeys(axis for rank in ranks for axis in rank.tally.times)
-    parts |= {f"communication.{axis}": statistics.fmean(rank.tally.times.get(axis, 0.0) for rank in ranks) for axis in axes}
-    keys = dict.fromkeys(key for rank in ranks for key in rank.tally.counts)
+    parts |= communication_times(ranks)
+    tallies = [rank.issued.tally for rank in ranks]
+    keys = dict.fromkeys(key for tally in tallies for key in tally.counts)
     collectives = tuple(
         CollectiveCount(
             kind=kind,
             axis=axis,
-            count=max(rank.tally.counts.get((kind, axis), 0) for rank in ranks),
-            num_bytes=max(rank.tally.num_bytes.get((kind, axis), 0.0) for rank in ranks),
+            count=max(tally.counts.get((kind, axis), 0) for tally in tallies),
+            num_bytes=max(tally.num_bytes.get((kind, axis), 0.0) for tally in tallies),
         )
         for kind, axis in keys
     )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import CollectiveTally, RankMeasurement
+from perfmodel.execute.launch.rank_results import CollectiveTally, IssuedTraffic, RankMeasurement
 from perfmodel.execute.measure.instrument import CollectiveCounter, Label, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.parallel.plan import Plan
@@ -75,7 +75,7 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
         worker.beat("tracked step")
         dist.barrier()
         memory = peak_bytes(program)
-    return RankMeasurement(times, parts, first_loss, memory, tally)
+    return RankMeasurement(times, parts, first_loss, memory, IssuedTraffic(tally))
 
 
 def software_versions(worker: Worker) -> dict[str, Any]:

@@ -7,7 +7,8 @@ stage has a mesh of its own, one after another; ranks here are counted within a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 from math import prod
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import IssuedTraffic
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
@@ -163,6 +165,15 @@ class NetworkMesh:
     def process_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         group = self.group(axes)
         return None if group is None else group.get_group()
+
+    @contextmanager
+    def recording(self, issued: IssuedTraffic) -> Iterator[None]:
+        """Record the collectives that are issued meanwhile."""
+        self.record, self.padding = issued.record, issued.padding
+        try:
+            yield
+        finally:
+            self.record = None
 
     def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose, *, issued: float = -1.0) -> None:
         """Record a collective. `issued`: actual number of elements if it differs from that of even sharding."""

@@ -292,6 +292,11 @@ class NetworkProgram:
         """Return the gradients before the update, in the layouts of their parameters. Collective: call it on every rank."""
         return dict(self.parameters.gradients())
 
+    @property
+    def sent_elements(self) -> int:
+        """Elements sent to neighbouring stages in a step."""
+        return 0 if self.pipeline is None else self.pipeline.sent_elements
+
     def release(self) -> None:
         """Free all memory that persists between steps, except parameters and data."""
         self.parameters.release()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
+from perfmodel.execute.launch.rank_results import IssuedTraffic, RankCheck, RankMeasurement
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.measure.measure import count_step, describe_on_rank, timed
@@ -125,13 +124,13 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
     for step in range(options.steps):
         worker.beat(f"step {step}")
         if step == 0:
-            program.mesh.record, program.mesh.padding = Counter(), Counter()
-            with counter:
-                share = program.forward_backward()
-            own_gradients = program.gradients()
-            with counter:
-                program.update()
-            record, program.mesh.record = program.mesh.record, None
+            with program.mesh.recording(issued := IssuedTraffic()):
+                with counter:
+                    share = program.forward_backward()
+                own_gradients = program.gradients()
+                with counter:
+                    program.update()
+            issued.tally, issued.sent_elements = counter.tally, program.sent_elements
         else:
             share = program.step()
         share = share.detach().double().reshape(1)
@@ -150,16 +149,15 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
     expected = partial(_expected, program, program.layouts)
     gradient_errors = errors_on_rank(worker, own_gradients, reference.gradients, expected, dtype=dtype, floor=ROUND_OFF_FLOOR)
     output_errors = _output_errors(worker, program, outputs, reference.outputs, dtype) if options.compares_outputs else {}
-    sent = program.pipeline.sent_elements if program.pipeline is not None else 0
-    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
+    return RankCheck(losses, loss_errors, gradient_errors, output_errors, issued)
 
 
 def measure_on_rank(
     worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
-) -> tuple[list[RankTimes], str, dict[str, str]]:
+) -> tuple[list[RankMeasurement], str, dict[str, str]]:
     """Time steps of all plans in turn, A B C A B C. Then run one counted and one memory-tracked step of each, untimed."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]
-    results = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
+    results = [RankMeasurement() for _ in plans]
     for index in range(rounds):
         share = options.steps // rounds + (index < options.steps % rounds)
         for number, (program, result) in enumerate(zip(programs, results, strict=True)):
@@ -167,17 +165,16 @@ def measure_on_rank(
                 worker.beat(f"plan {number}, round {index}, step {step}")
                 duration, loss = timed(worker, program.step)
                 if step >= warmup:
-                    result.times.append(duration)
+                    result.step_times.append(duration)
                 if index == 0 and step == 0:
-                    result.share = float(loss)
+                    result.first_loss_share = float(loss)
             program.release()
     for program, result in zip(programs, results, strict=True):
         worker.beat("counted step")
         dist.barrier()
-        program.mesh.record, program.mesh.padding = Counter(), Counter()
-        result.tally = count_step(program.step, program.mesh.label, worker.device)
-        result.record, result.padding = program.mesh.record, program.mesh.padding
-        program.mesh.record = None
+        with program.mesh.recording(result.issued):
+            result.issued.tally = count_step(program.step, program.mesh.label, worker.device)
+        result.issued.sent_elements = program.sent_elements
         worker.beat("tracked step")
         dist.barrier()
         # the peak of live tensors, without those of other programs
@@ -188,7 +185,6 @@ def measure_on_rank(
             before = tracker.current
             program.step()
         result.peak_memory = float(tracker.peak - before + persistent)
-        result.sent_elements = program.pipeline.sent_elements if program.pipeline is not None else 0
         program.release()
     del programs
     gc.collect()
