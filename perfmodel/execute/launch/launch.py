@@ -25,7 +25,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -255,29 +254,24 @@ class WorkerGroup:
         self.close()
 
     def _start(self, rank: int) -> _Process:
-        ours, theirs = Pipe()
         heartbeat = Heartbeat(self._folder / f"beat{rank}", create=True)
         # Every gloo or nccl timeout is longer than the hang detection below, so that the parent names the culprit before a peer times out.
         timeout = 3 * max(self.hang_timeout, 20.0) + self.start_timeout
-        arguments = (theirs.fileno(), rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout)
         # All ranks run on this machine: listen on the loopback interface only, whatever network the user's other runs use.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         settings = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         if self.device == "cpu":
             settings |= {name: os.environ.get(name, value) for name, value in _KEEP_MEMORY.items()}
             settings |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        try:
-            popen = start_python(
-                f"from perfmodel.execute.launch.launch import worker_main; worker_main(*{arguments!r})",
-                folder=self._folder,
-                log=self._folder / f"log{rank}",
-                descriptor=theirs.fileno(),
-                settings=settings,
-                without=LAUNCHER_VARIABLES,
-            )
-        finally:
-            theirs.close()
-        return _Process(rank, popen, ours, heartbeat)
+        popen, connection = start_python(
+            ("perfmodel.execute.launch.launch", "worker_main"),
+            *(rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout),
+            folder=self._folder,
+            log=self._folder / f"log{rank}",
+            settings=settings,
+            without=LAUNCHER_VARIABLES,
+        )
+        return _Process(rank, popen, connection, heartbeat)
 
     def call(self, function: Callable[..., Any] | tuple[str, str], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
         """Run `function(worker, *arguments)` on every rank and return the results by rank."""

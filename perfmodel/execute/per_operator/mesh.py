@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import IssuedTraffic
+from perfmodel.execute.local import gathered, scattered
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
@@ -217,15 +218,12 @@ def all_gather(
 ) -> torch.Tensor:
     """Return [ways, ...]: the tensor of each group member, in the order of `NetworkMesh.members`. `num_elements`: recorded size."""
     axes = tuple(axes)
-    group = mesh.process_group(axes)
+    group, rows = mesh.process_group(axes), tensor.unsqueeze(0)
     if group is None:
-        return tensor.unsqueeze(0)
-    ways = dist.get_world_size(group)
-    pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    issued = pieces.numel()
+        return rows
+    issued = tensor.numel() * mesh.size(axes)
     mesh.note(CollectiveKind.ALL_GATHER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
-    dist.all_gather_into_tensor(pieces.view(-1), tensor.contiguous().view(-1), group=group)
-    return pieces
+    return gathered(rows, 0, group)
 
 
 def reduce_scatter(
@@ -236,8 +234,6 @@ def reduce_scatter(
     group = mesh.process_group(axes)
     if group is None:
         return pieces.squeeze(0)
-    result = torch.empty(pieces.shape[1:], dtype=pieces.dtype, device=pieces.device)
     issued = pieces.numel()
     mesh.note(CollectiveKind.REDUCE_SCATTER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
-    dist.reduce_scatter_tensor(result.view(-1), pieces.contiguous().view(-1), group=group)
-    return result
+    return scattered(pieces, 0, group).squeeze(0)
