@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
-from perfmodel.execute.importer.exported_module import ExportedModule, ExportedValue, VertexCalls, arguments_of
+from perfmodel.execute.importer.exported_module import ExportedModule, ExportedValue, VertexCalls, arguments_of, torch_flops
 from perfmodel.execute.importer.node_views import node_view
 from perfmodel.execute.importer.value_sizes import settle_sizes
 from perfmodel.execute.local import num_bytes, tensors_in
@@ -359,22 +357,10 @@ class _Reader:
             dims={},
             inputs=tuple(operands),
             outputs=outputs,
-            flops=_torch_flops(node, self.mode),
+            flops=torch_flops(node, self.mode),
             activation_bytes=num_bytes(results),
         )
         self._add(node, vertex, edges, bound, reads)
-
-
-def _torch_flops(node: Node, mode: FakeTensorMode) -> float:
-    """Return torch's FLOP count of a node; 0 if it cannot be run by itself. mode: for a node without tensors."""
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
-    with suppress(Exception):
-        # The values carry the fake mode of the export, which differs from the current one.
-        modes = [tensor.fake_mode for tensor in tensors_in(args) if hasattr(tensor, "fake_mode")]
-        with modes[0] if modes else mode, FlopCounterMode(display=False) as counter:
-            node.target(*args, **kwargs)
-        return float(counter.get_total_flops())
-    return 0.0
 
 
 def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:

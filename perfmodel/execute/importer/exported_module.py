@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from perfmodel.execute.local import tensors_in
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.imported.views import Position
 
@@ -99,3 +103,15 @@ def arguments_of(node: Node) -> dict[str, Any]:
         else:
             bindings[argument.name] = value
     return bindings
+
+
+def torch_flops(node: Node, mode: FakeTensorMode) -> float:
+    """Return torch's FLOP count of a node; 0 if it cannot be run by itself. mode: for a node without tensors."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+    with suppress(Exception):
+        # The values carry the fake mode of the export, which differs from the current one.
+        modes = [tensor.fake_mode for tensor in tensors_in(args) if hasattr(tensor, "fake_mode")]
+        with modes[0] if modes else mode, FlopCounterMode(display=False) as counter:
+            node.target(*args, **kwargs)
+        return float(counter.get_total_flops())
+    return 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from perfmodel.execute.layers.activations import activated
-from perfmodel.execute.layers.kernel import differentiable, operator
+from perfmodel.execute.layers.kernel import differentiable, fused
 from perfmodel.workload.layer_specs import Experts
 
 
@@ -54,17 +54,20 @@ scatter_rows = _scatter(lambda rows, slot, number: (rows.new_zeros(number, rows.
 combine_rows = _scatter(lambda rows, token, number: (rows.new_zeros(number, rows.shape[1]).index_add_(0, token, rows), token))
 
 
-@operator("unpermute", lambda rows, weights, index: rows.new_empty(index.shape[0], rows.shape[1]))
-def _unpermute(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Compute y[t] = sum over j of weights[t, j] rows[index[t, j]]"""
+@fused("unpermute", lambda rows, weights, index: rows.new_empty(index.shape[0], rows.shape[1]))
+def unpermute(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Compute y[t] = sum over j of weights[t, j] rows[index[t, j]]: rows [n, h], weights and index [t, k] -> [t, h].
+
+    Sums have the precision of the weights.
+    """
     total = torch.zeros(len(index), rows.shape[1], dtype=weights.dtype, device=rows.device)
     for j in range(index.shape[1]):
         total.addcmul_(rows[index[:, j]].to(weights.dtype), weights[:, j : j + 1])
     return total.to(rows.dtype)
 
 
-@operator("unpermute_backward", lambda gradient, rows, weights, index: (torch.empty_like(rows), torch.empty_like(weights)))
-def _unpermute_backward(
+@unpermute.backward(lambda gradient, rows, weights, index: (torch.empty_like(rows), torch.empty_like(weights)))
+def unpermute_backward(
     gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
@@ -75,27 +78,19 @@ def _unpermute_backward(
     return for_rows, for_weights
 
 
-#: (rows [n, h], weights [t, k], index [t, k]) -> [t, h]: weighted sum of each token's rows in the weights' precision.
-unpermute = differentiable(_unpermute, _unpermute_backward)
-
-
-@operator("weighted_sum", lambda rows, weights, index, number: rows.new_empty(number, rows.shape[1]))
-def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int) -> torch.Tensor:
-    """Compute y[t] = sum over i with index[i] = t of weights[i] rows[i]"""
+@fused("weighted_sum", lambda rows, weights, index, number: rows.new_empty(number, rows.shape[1]))
+def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int) -> torch.Tensor:
+    """Compute y[t] = sum over i with index[i] = t of weights[i] rows[i]: [n, h], [n], [n] -> [number, h], in the weights' precision."""
     total = torch.zeros(number, rows.shape[1], dtype=weights.dtype, device=rows.device)
     return total.index_add_(0, index, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
 
 
-@operator("weighted_sum_backward", lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
-def _weighted_sum_backward(
+@weighted_sum.backward(lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
+def weighted_sum_backward(
     gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     token_gradients = gradient.to(weights.dtype).index_select(0, index)
     return (token_gradients * weights.unsqueeze(-1)).to(rows.dtype), (token_gradients * rows).sum(dim=-1)
-
-
-#: (rows [n, h], weights [n], index [n], number) -> [number, h]: weighted sum of each token's rows in the weights' precision.
-weighted_sum = differentiable(_weighted_sum, _weighted_sum_backward)
 
 
 def _even(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

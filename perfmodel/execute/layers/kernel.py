@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -80,6 +81,40 @@ def operator(name: str, fake: Callable[..., Any], *, mutates: Iterable[str] = ()
         return definition
 
     return registered
+
+
+class Fused:
+    """A kernel as the operators `perfmodel::name` and `perfmodel::name_backward`, called as one differentiable function.
+
+    operator   forward pass alone: the output, or the output and the statistics that backward reads
+    """
+
+    def __init__(self, name: str, forward: CustomOpDef, *, keeps_inputs: bool, keeps_output: bool, is_contiguous: bool) -> None:
+        self.operator, self._backward_name = forward, f"{name}_backward"
+        self._join = partial(differentiable, forward, keeps_inputs=keeps_inputs, keeps_output=keeps_output, is_contiguous=is_contiguous)
+        self._function: Callable[..., torch.Tensor] = forward
+
+    def backward(self, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], CustomOpDef]:
+        """Register the backward pass, with its result under fake tensors."""
+
+        def registered(function: Callable[..., Any]) -> CustomOpDef:
+            gradient = operator(self._backward_name, fake)(function)
+            self._function = self._join(gradient)
+            return gradient
+
+        return registered
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        return self._function(*inputs)
+
+
+def fused(
+    name: str, fake: Callable[..., Any], *, keeps_inputs: bool = True, keeps_output: bool = False, is_contiguous: bool = True
+) -> Callable[[Callable[..., Any]], Fused]:
+    """Register the forward pass of a kernel; arguments as in `operator` and `differentiable`."""
+    register = operator(name, fake)
+    options = {"keeps_inputs": keeps_inputs, "keeps_output": keeps_output, "is_contiguous": is_contiguous}
+    return lambda function: Fused(name, register(function), **options)
 
 
 def like(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import Reduce, differentiable, like, operator, unsharded
+from perfmodel.execute.layers.kernel import Reduce, differentiable, fused, like, unsharded
 from perfmodel.workload.graph import Pass
 
 #: Epsilons of layer norms and of RMS norms, as in the operators of the graph.
@@ -31,7 +31,7 @@ def _statistics(x: torch.Tensor, number: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], number), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-@operator("rms_norm", lambda x, weight, epsilon: (torch.empty_like(x), _statistics(x, 1)))
+@fused("rms_norm", lambda x, weight, epsilon: (torch.empty_like(x), _statistics(x, 1)))
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
     rows = wide(x)
@@ -39,8 +39,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[to
     return (rows * scale).mul_(weight).to(x.dtype), scale
 
 
-@operator("rms_norm_backward", lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
-def _rms_norm_backward(
+@_rms_norm.backward(lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
+def rms_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
@@ -51,14 +51,11 @@ def _rms_norm_backward(
     return rows.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
 
 
-_two_way = differentiable(_rms_norm, _rms_norm_backward)
-
-
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Compute w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
     if x.device.type != "cpu" or weight.dim() > 1:
         return F.rms_norm(x, weight.shape, weight, epsilon)
-    return _two_way(x, weight, epsilon)
+    return _rms_norm(x, weight, epsilon)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -66,11 +63,14 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
-@operator("gated_norm", lambda x, gate, weight, width, gates_first: (x.new_empty(x.shape), _statistics(x, x.shape[-1] // width)))
-def _gated_norm(
+@fused("gated_norm", lambda x, gate, weight, width, gates_first: (x.new_empty(x.shape), _statistics(x, x.shape[-1] // width)))
+def gated_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
+    """Compute the RMSNorm over groups of `width` entries of x [b, s, m, o], times silu(gate) before it (`gates_first`) or after it.
+
+    Return it with the reciprocal root mean square of each row [b, s, m, rows] in at least float32. weight [width] or [m, o].
+    """
     given = x * F.silu(gate) if gates_first else x
     rows = wide(given).unflatten(-1, (-1, width))
     scale = (rows.square().mean(-1) + RMS_EPSILON).rsqrt()
@@ -79,8 +79,8 @@ def _gated_norm(
     return (result if gates_first else result * F.silu(gate)).contiguous(), scale
 
 
-@operator("gated_norm_backward", lambda gradient, x, gate, weight, *_: like(x, gate, weight))
-def _gated_norm_backward(
+@gated_norm.backward(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
+def gated_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of x, gate, weight. Normed rows n = r u: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
@@ -100,11 +100,6 @@ def _gated_norm_backward(
     lasting = (0, 1) if weight.dim() > 1 else tuple(range(of_weight.dim() - 1))
     for_weight = of_weight.sum(lasting).reshape(weight.shape)
     return for_x.flatten(-2).to(x.dtype), for_gate.flatten(-2).to(gate.dtype), for_weight.to(weight.dtype)
-
-
-#: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm over groups of `width` entries of x, multiplied by
-#: silu(gate) before the norm (`gates_first`) or after it.
-gated_norm = differentiable(_gated_norm, _gated_norm_backward)
 
 
 def normalise(

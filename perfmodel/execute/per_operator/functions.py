@@ -293,16 +293,16 @@ def _number(context: OperatorContext, name: str) -> int:
     return int(context.operator.settings[name])  # type: ignore[arg-type]
 
 
-def _piece(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def piece(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     output = context.operator.output.dims
     return inputs[0].narrow(-1, _number(context, "start"), context.operator.dims[output[-1]])
 
 
-def _copy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def copy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return inputs[0].clone(memory_format=torch.contiguous_format)
 
 
-def _side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """Concatenate along the last position; the second operand is expanded along the dims that it lacks."""
     first, second = inputs
     ours, theirs = (operand.dims for operand in context.operator.inputs)
@@ -312,7 +312,7 @@ def _side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return torch.cat((first, second.expand(*first.shape[:-1], -1)), -1)
 
 
-def _causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """Compute the causal convolution of x [b,s,m,c] with weight [m,c,taps] and bias [m,c]."""
     x, weight = inputs[:2]
     before, positions = _number(context, "taps") - 1, context.operator.inputs[0].dims[1]
@@ -324,17 +324,17 @@ def _causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return recurrence.causal_conv(x, weight, inputs[2] if len(inputs) > 2 else None)
 
 
-def _gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     x, gate, weight = inputs
     return norm.gated_norm(x, gate, weight, _number(context, "width"), bool(context.operator.settings["gates_first"]))
 
 
-def _state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     heads = inputs[1].shape[2:]
     return _scanned(recurrence.state_scan, inputs, (*heads, _number(context, "head_dim"), _number(context, "state")), context)
 
 
-def _delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     heads = inputs[2].shape
     return _scanned(recurrence.delta_scan, inputs, (*heads, _number(context, "key_dim"), _number(context, "value_dim")), context)
 
@@ -371,11 +371,11 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "rotary": _rotary,
     "select": lambda inputs, context: inputs[0].select(_number(context, "axis"), _number(context, "index")),
     "softmax": _softmax,
-    "piece": _piece,
-    "copy": _copy,
-    "side_by_side": _side_by_side,
-    "causal_conv": _causal_conv,
-    "gated_norm": _gated_norm,
-    "state_scan": _state_scan,
-    "delta_scan": _delta_scan,
+    "piece": piece,
+    "copy": copy,
+    "side_by_side": side_by_side,
+    "causal_conv": causal_conv,
+    "gated_norm": gated_norm,
+    "state_scan": state_scan,
+    "delta_scan": delta_scan,
 }

@@ -113,19 +113,20 @@ class NetworkMesh:
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
-        return self.worker.cached(self._key(chosen), lambda: self._new_group(chosen))
 
-    def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
-        mine = dist.group.WORLD
-        if len(self.members(axes)) < self.num_ranks * self.num_stages:
-            for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
-                members = self.members(axes, rank)
-                if rank > members[0]:
-                    continue  # its first member has created the group
-                group = dist.new_group([stage * self.num_ranks + member for member in members])
-                if stage == self.stage and self.rank in members:
-                    mine = group
-        return DeviceMesh.from_group(mine, self.device)
+        def make() -> DeviceMesh:
+            mine = dist.group.WORLD
+            if len(self.members(chosen)) < self.num_ranks * self.num_stages:
+                for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
+                    members = self.members(chosen, rank)
+                    if rank > members[0]:
+                        continue  # its first member has created the group
+                    group = dist.new_group([stage * self.num_ranks + member for member in members])
+                    if stage == self.stage and self.rank in members:
+                        mine = group
+            return DeviceMesh.from_group(mine, self.device)
+
+        return self.worker.cached(self._key(chosen), make)
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
         """Return the mesh for `fully_shard`: replicas by shards, or shards alone."""

@@ -72,13 +72,6 @@ class Parameters:
         """Whether gradients are accumulated in another dtype than that of backward."""
         return self.dtypes.reduce != self.dtypes.weight
 
-    def _register_hooks(self) -> None:
-        """Register hooks that add each gradient to its sum as soon as it is computed."""
-        if self.adds_up and not self._has_hooks:
-            for name in self.unreduced:
-                self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
-        self._has_hooks = True
-
     def read(self, name: str) -> torch.Tensor:
         """Return a parameter as an operator reads it."""
         return self.tensors[name] if name in self.tensors else self.frozen[name]
@@ -90,7 +83,10 @@ class Parameters:
     def begin_step(self) -> None:
         """Give each gradient its own buffer if several micro-batches accumulate: autograd may return one tensor as the gradient of two
         parameters (both biases of a sum, one sample per rank), and accumulation must not add to it twice."""
-        self._register_hooks()
+        if self.adds_up and not self._has_hooks:  # that add each gradient to its sum as soon as it is computed
+            for name in self.unreduced:
+                self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
+        self._has_hooks = True
         for name in self.unreduced:
             parameter = self.tensors[name]
             parameter.grad = torch.zeros_like(parameter) if self.times > 1 and not self.adds_up else None

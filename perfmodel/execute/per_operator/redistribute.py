@@ -181,7 +181,16 @@ class Redistribution:
         if move.kind is None:
             return _take(tensor, move.out[0])
         if move.kind is CollectiveKind.ALL_REDUCE or move.position >= 0:
-            return self._in_one_piece(tensor, move)
+            self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
+            group = self.mesh.process_group(move.axes)
+            assert group is not None
+            if move.kind is CollectiveKind.ALL_GATHER:
+                return gathered(tensor, move.position, group)
+            if move.kind is CollectiveKind.REDUCE_SCATTER:
+                return scattered(tensor, move.position, group)
+            result = tensor.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(result, group=group)
+            return result
         pieces = [_take(tensor, where).reshape(-1) for where in move.out]
         if move.kind is CollectiveKind.REDUCE_SCATTER:
             size = max(piece.numel() for piece in pieces)
@@ -191,9 +200,9 @@ class Redistribution:
         sizes = [prod(shape) for shape in move.shapes]
         if move.kind is CollectiveKind.ALL_TO_ALL:
             self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose, issued=tensor.numel())
-            flat, lengths, group = torch.cat(pieces), [piece.numel() for piece in pieces], self.mesh.process_group(move.axes)
+            flat, lengths = torch.cat(pieces), [piece.numel() for piece in pieces]
             received = flat.new_empty(sum(sizes))
-            dist.all_to_all_single(received, flat, sizes, lengths, group=group)
+            dist.all_to_all_single(received, flat, sizes, lengths, group=self.mesh.process_group(move.axes))
             parts = received.split(sizes)
         else:
             flat = torch.nn.functional.pad(tensor.reshape(-1), (0, max(sizes) - tensor.numel()))
@@ -203,20 +212,6 @@ class Redistribution:
         for number, (part, where) in enumerate(zip(parts, move.into, strict=True)):
             part = part.view(move.shapes[number])
             _put(result, where, _take(part, move.pick[number]) if move.pick else part)
-        return result
-
-    def _in_one_piece(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
-        """Return the sum over the group, or the tensor gathered or scattered along one position."""
-        assert move.kind is not None
-        self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
-        group = self.mesh.process_group(move.axes)
-        assert group is not None
-        if move.kind is CollectiveKind.ALL_GATHER:
-            return gathered(tensor, move.position, group)
-        if move.kind is CollectiveKind.REDUCE_SCATTER:
-            return scattered(tensor, move.position, group)
-        result = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(result, group=group)
         return result
 
 

@@ -59,35 +59,35 @@ def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
     return worker.latest("user's module", (given, options.seed), lambda: UserModule.named(given.name, given.inputs, seed=options.seed))
 
 
-def _reference_key(network: Graph, plan: Plan, options: NetworkOptions) -> str:
-    """Return what the step of one process depends on."""
+def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
+    """Return losses, and first-step gradients and outputs, of one process; cached for later plans of the same network."""
+
+    def run() -> _Reference:
+        if (module := _module(worker, options)) is not None:
+            worker.beat("reference")
+            loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
+            return _Reference([loss], gradients, {})
+        program = _build(worker, network, one_process(network, plan), options, plan)
+        outputs: dict[str, torch.Tensor] = {}
+        if options.compares_outputs:
+            with torch.no_grad():
+                program.forward({}, keep=outputs)
+        losses, gradients = [], {}
+        for step in range(options.steps):
+            worker.beat(f"reference step {step}")
+            losses.append(float(program.forward_backward()))
+            if step == 0:
+                gradients = program.gradients()
+            program.update()
+        return _Reference(losses, gradients, outputs)
+
     copied = [
         (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
         for operator in network.operators
         if operator.settings.get("synchronised") is False
     ]
-    return hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
-
-
-def _run_reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
-    """Return losses, and first-step gradients and outputs, of one process."""
-    if (module := _module(worker, options)) is not None:
-        worker.beat("reference")
-        loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
-        return _Reference([loss], gradients, {})
-    program = _build(worker, network, one_process(network, plan), options, plan)
-    outputs: dict[str, torch.Tensor] = {}
-    if options.compares_outputs:
-        with torch.no_grad():
-            program.forward({}, keep=outputs)
-    losses, gradients = [], {}
-    for step in range(options.steps):
-        worker.beat(f"reference step {step}")
-        losses.append(float(program.forward_backward()))
-        if step == 0:
-            gradients = program.gradients()
-        program.update()
-    return _Reference(losses, gradients, outputs)
+    key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
+    return worker.latest("network reference", key, run)
 
 
 def _output_errors(
@@ -137,10 +137,7 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
         dist.all_reduce(share)
         losses.append(float(share))
 
-    reference = _Reference([], {}, {})
-    if worker.rank == 0:
-        key = _reference_key(network, plan, options)
-        reference = worker.latest("network reference", key, lambda: _run_reference(worker, network, plan, options))
+    reference = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
     loss_errors = {
         f"step {step}": abs(loss - wanted) / max(abs(wanted), 1e-30)
         for step, (loss, wanted) in enumerate(zip(losses, from_first_rank(reference.losses), strict=True))

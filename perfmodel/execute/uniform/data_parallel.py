@@ -84,17 +84,6 @@ class _Unit:
     is_tied: bool
 
 
-def _local_gradient(name: str, is_partial: bool, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the local part of a gradient, partial over tp where it is reduced over it."""
-    if not isinstance(gradient, DTensor):
-        return gradient
-    local = gradient.to_local()
-    if gradient.placements[0].is_partial():
-        assert is_partial, f"{name}: its gradient is partial over tp"
-        return local
-    return local / gradient.device_mesh.size() if is_partial else local
-
-
 class FlatData:
     """ZeRO stages 0 and 1 with flat buffers."""
 
@@ -138,7 +127,19 @@ class FlatData:
 
     @staticmethod
     def _local(name: str, parameter: nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor]:
-        return partial(_local_gradient, name, has_partial_gradient(name, parameter))
+        """Return a function from a gradient to its local part, which is partial over tp where it is reduced over it."""
+        wants_partial = has_partial_gradient(name, parameter)
+
+        def local(gradient: torch.Tensor) -> torch.Tensor:
+            if not isinstance(gradient, DTensor):
+                return gradient
+            part = gradient.to_local()
+            if gradient.placements[0].is_partial():
+                assert wants_partial, f"{name}: its gradient is partial over tp"
+                return part
+            return part / gradient.device_mesh.size() if wants_partial else part
+
+        return local
 
     def accumulate_assigned(self) -> None:
         """Add the gradients that were assigned to parameters without hooks, as by torch's separate backward pass of weights."""

@@ -98,10 +98,11 @@ def run_mesh(worker: Worker, plan: Plan) -> RunMesh:
     """Return the mesh of a plan, cached per worker group, as process groups are limited and expensive."""
     folded = folded_mesh(plan)
     key = ("mesh", plan.layout, plan.order, tuple(folded.sizes.items()) if plan.has_experts else None)
-    return worker.cached(key, lambda: _build_mesh(worker, plan, folded))
+    return worker.cached(key, lambda: build_mesh(worker, plan, folded))
 
 
-def _build_mesh(worker: Worker, plan: Plan, folded: FoldedMesh) -> RunMesh:
+def build_mesh(worker: Worker, plan: Plan, folded: FoldedMesh) -> RunMesh:
+    """Create the device meshes and process groups of a plan. Collective."""
     layout, order = plan.layout, plan.order
     ranks = rank_grid(layout, order)
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
