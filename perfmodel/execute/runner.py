@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import RankMeasurement, communication_times, slowest_times
-from perfmodel.execute.tolerance import TOLERANCE, worst_error
+from perfmodel.execute.launch.rank_results import TOLERANCE, RankMeasurement, communication_times, slowest_times, worst_error
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names

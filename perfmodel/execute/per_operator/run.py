@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from perfmodel.execute.launch.launch import WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
-from perfmodel.execute.launch.rank_results import IssuedTraffic, RankCheck, communication_times, slowest_times
+from perfmodel.execute.launch.rank_results import TOLERANCE, IssuedTraffic, RankCheck, communication_times, slowest_times, worst_error
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.execute.runner import num_devices, pick_device
-from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError, RunError

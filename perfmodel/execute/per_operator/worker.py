@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import IssuedTraffic, RankCheck, RankMeasurement
+from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR, IssuedTraffic, RankCheck, RankMeasurement
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.measure.measure import count_step, describe_on_rank, timed
@@ -23,7 +23,6 @@ from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
-from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
-from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.execute.uniform.weights import canonical_name, make_tokens, one_process_model, shifted_tokens
 from perfmodel.parallel.layout import AttentionKernel
