@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from perfmodel.execute.layers.kernel import differentiable, operator  # noqa: E402
+from perfmodel.execute.layers.kernel import differentiable, fused, operator  # noqa: E402
 
 
 @operator("test_doubled", lambda x: x.new_empty(x.shape))
@@ -22,6 +22,27 @@ def cleared(x: torch.Tensor) -> torch.Tensor:
     total = x.sum()
     x.zero_()
     return total
+
+
+@fused("test_tripled", lambda x: x.new_empty(x.shape), keeps_inputs=False)
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return 3.0 * x
+
+
+@tripled.backward(lambda gradient: gradient.new_empty(gradient.shape))
+def tripled_backward(gradient: torch.Tensor) -> torch.Tensor:
+    return 3.0 * gradient
+
+
+def test_a_kernel_is_one_operator_in_each_pass():
+    x = torch.ones(4, requires_grad=True)
+    with torch.profiler.profile() as profile:
+        tripled(x).sum().backward()
+    assert x.grad.tolist() == [3.0] * 4
+    names = [event.key for event in profile.key_averages()]
+    assert {"perfmodel::test_tripled", "perfmodel::test_tripled_backward"} <= set(names)
+    with FakeTensorMode():
+        assert torch.ops.perfmodel.test_tripled_backward(torch.empty(5)).shape == (5,)
 
 
 def test_an_operator_has_a_shape_without_values():
