@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lab.kernels.chip_kernels import collective_of_chip, joined, size_decades
+from lab.kernels.fits import CollectiveTable, bare_machine, fit_collective, fit_logarithm
 from lab.kernels.kernel_fit import KernelFit
 from lab.kernels.tables import published_all_to_all, read_collectives, read_many_nodes_all_reduce, read_published_all_reduce, read_simai
-from perfmodel.calibrate.fits import Array, CollectiveTable, bare_machine, fit_collective, fit_logarithm, rounded
+from perfmodel.calibrate.fits import Array, rounded
 from perfmodel.cost.collectives import collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype

@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lab.kernels.grouped import GroupedTable, tuned_grouped
-from lab.kernels.kernel_fit import DECODE_ROWS, MEGA, MICRO, KernelFit, Parameter, fit_parameters, groups_of
-from lab.kernels.tables import (
-    LATENT_WIDTH,
-    DecodeTable,
-    read_attention,
-    read_collectives,
-    read_decode,
-    read_latent_attention,
-    read_matmuls,
-    read_published_all_reduce,
-    serving_decode,
-)
-from perfmodel.calibrate.fits import (
-    Array,
+from lab.kernels.fits import (
     AttentionTable,
     CollectiveTable,
     MatmulTable,
@@ -35,6 +21,20 @@ from perfmodel.calibrate.fits import (
     predict_collective,
     predict_matmul,
 )
+from lab.kernels.grouped import GroupedTable, tuned_grouped
+from lab.kernels.kernel_fit import DECODE_ROWS, MEGA, MICRO, KernelFit, Parameter, fit_parameters, groups_of
+from lab.kernels.tables import (
+    LATENT_WIDTH,
+    DecodeTable,
+    read_attention,
+    read_collectives,
+    read_decode,
+    read_latent_attention,
+    read_matmuls,
+    read_published_all_reduce,
+    serving_decode,
+)
+from perfmodel.calibrate.fits import Array
 from perfmodel.cost.compute import attention_decode_time, grouped_matmul_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize

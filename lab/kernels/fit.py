@@ -28,6 +28,7 @@ from lab.kernels.chip_kernels import (
     latent_attention_of_chip,
     matmuls_of_chip,
 )
+from lab.kernels.fits import MatmulTable, Tiles, predict_matmul
 from lab.kernels.kernel_fit import KernelFit, PartErrors
 from lab.kernels.serving import fit_serving
 from lab.kernels.tables import (
@@ -39,7 +40,7 @@ from lab.kernels.tables import (
     simumax_backward_rate,
     simumax_matmuls,
 )
-from perfmodel.calibrate.fits import Array, MatmulTable, Tiles, fit_linear, predict_matmul, relative_errors, rounded
+from perfmodel.calibrate.fits import Array, fit_linear, relative_errors, rounded
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import (

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.kernels.fits import chosen_rows
 from lab.kernels.kernel_fit import groups_of
 from lab.kernels.tables import read_perf
-from perfmodel.calibrate.fits import Array, Indices, chosen_rows
+from perfmodel.calibrate.fits import Array, Indices
 
 GATED_KERNELS = ("moe_torch_flow_cutlass", "moe_torch_flow")
 """TensorRT-LLM's kernel of gated experts; the second name is that of the version measured on the A100."""

@@ -13,7 +13,8 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_logarithm, held_out_errors, relative_errors, rounded
+from lab.kernels.fits import fit_logarithm
+from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, held_out_errors, relative_errors, rounded
 
 DECODE_ROWS = 128
 """Matrix multiplies with fewer rows are those of decoding."""

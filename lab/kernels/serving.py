@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.kernels.chip_kernels import CACHE_READ, EXPERT_ROWS, FEW_ROWS, expert_weight, size_decades
+from lab.kernels.fits import CollectiveTable, MatmulTable, bare_machine, octave_weight
 from lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
 from lab.kernels.kernel_fit import DECODE_ROWS, MICRO, KernelFit, Parameter, PartErrors, fit_parameters, groups_of, sample
 from lab.kernels.tables import DecodeTable, read_collectives, read_decode, read_latent_decode, read_matmuls, read_perf, serving_decode
-from perfmodel.calibrate.fits import Array, CollectiveTable, MatmulTable, bare_machine, octave_weight, relative_errors
+from perfmodel.calibrate.fits import Array, relative_errors
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import (
     WIDE_ITEMSIZE,

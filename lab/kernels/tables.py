@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable, chosen_rows
+from lab.kernels.fits import AttentionTable, CollectiveTable, MatmulTable, chosen_rows
+from perfmodel.calibrate.fits import Array
 from perfmodel.cost.compute import forward_width
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError

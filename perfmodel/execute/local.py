@@ -1,8 +1,8 @@
-"""Local shards of distributed tensors, and collectives along one of their dims."""
+"""Tensors and their bytes, local shards of distributed ones, and collectives along one of their dims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,15 @@ from torch.distributed.tensor import DTensor, Partial
 
 def num_bytes(tensors: Iterable[torch.Tensor]) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

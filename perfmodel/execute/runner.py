@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.launch.rank_results import TOLERANCE, RankMeasurement, communication_times, slowest_times, worst_error
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement, interquartile_range
 
-if TYPE_CHECKING:
-    from perfmodel.execute.launch.rank_results import RankMeasurement
-
 #: Result of one rank: gradient errors by name, measurement, device name, software versions.
-RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
+RankResult: TypeAlias = tuple[dict[str, float], RankMeasurement, str, dict[str, str]]
 
 #: Processes that may share a core. With more than one per core, times are dominated by the scheduler: fine for checks only.
 RANKS_PER_CORE = 4
@@ -59,12 +58,20 @@ def pick_device(device: str, num_ranks: int) -> str:
     return device
 
 
+def executable_reason(plan: Plan, world_devices: int) -> str:
+    """Return why this plan cannot run with `world_devices` devices; empty if it can."""
+    if plan.num_chips > world_devices:
+        return (
+            f"chips={plan.num_chips}: this machine has room for {world_devices} ranks; "
+            "use --shrink for the same form of plan with fewer ranks and layers"
+        )
+    return not_executable_reason(plan)
+
+
 def least_state_bytes(plan: Plan) -> float:
     """Return the bytes of weights, gradients and optimizer state over all ranks, the minimum for a plan to start."""
     job, layout = plan.job, plan.layout
     policy = job.policy
-    from perfmodel.foundation.dtypes import itemsize
-
     stored = float(itemsize(policy.parameter))
     gradient = float(itemsize(policy.gradient_reduce))
     state = policy.state_bytes_per_parameter(job.optimizer)
@@ -128,30 +135,8 @@ def gathered_results(worker: Worker, plan: Plan, options: RunOptions) -> list[Ra
     return results
 
 
-def merge(measurements: Sequence[Measurement]) -> Measurement:
-    """Merge rounds of the same plan: the times of all rounds, and the inspection results of the first."""
-    first = measurements[0]
-    times = tuple(time for measurement in measurements for time in measurement.step_times)
-    parts = {
-        name: statistics.median(m.parts[name] for m in measurements if name in m.parts) for name in first.parts
-    }  # phases of every round; communication of the first round
-    memory = tuple(max(peaks) for peaks in zip(*(m.memory_by_rank for m in measurements), strict=True))
-    return replace(
-        first,
-        steps=len(times),
-        step_times=times,
-        step_time=statistics.median(times),
-        step_time_spread=interquartile_range(times),
-        parts=parts,
-        memory_by_rank=memory,
-        peak_memory=max(memory),
-        busy_fraction=max(measurement.busy_fraction for measurement in measurements),
-    )
-
-
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:
     """Return the largest error on any rank; nan if nothing was checked. Raise RunError if it exceeds the tolerance."""
-    from perfmodel.execute.tolerance import TOLERANCE, worst_error
 
     def sentence(name: str, error: float, others: int) -> str:
         return (
@@ -173,19 +158,19 @@ def assemble(
     """Combine the results of the ranks into one measurement."""
     error = gradient_error([result[0] for result in results])
     ranks = [result[1] for result in results]
-    times = tuple(max(rank.step_times[i] for rank in ranks) for i in range(len(ranks[0].step_times)))
+    times = slowest_times(ranks)
     slowest = [max(ranks, key=lambda rank, i=i: rank.step_times[i]).parts[i] for i in range(len(times))]  # type: ignore[misc]
     names = dict.fromkeys(name for parts in slowest for name in parts)
     parts = {name: statistics.median(parts.get(name, 0.0) for parts in slowest) for name in names}
-    axes = dict.fromkeys(axis for rank in ranks for axis in rank.tally.times)
-    parts |= {f"communication.{axis}": statistics.fmean(rank.tally.times.get(axis, 0.0) for rank in ranks) for axis in axes}
-    keys = dict.fromkeys(key for rank in ranks for key in rank.tally.counts)
+    parts |= communication_times(ranks)
+    tallies = [rank.issued.tally for rank in ranks]
+    keys = dict.fromkeys(key for tally in tallies for key in tally.counts)
     collectives = tuple(
         CollectiveCount(
             kind=kind,
             axis=axis,
-            count=max(rank.tally.counts.get((kind, axis), 0) for rank in ranks),
-            num_bytes=max(rank.tally.num_bytes.get((kind, axis), 0.0) for rank in ranks),
+            count=max(tally.counts.get((kind, axis), 0) for tally in tallies),
+            num_bytes=max(tally.num_bytes.get((kind, axis), 0.0) for tally in tallies),
         )
         for kind, axis in keys
     )

@@ -19,7 +19,7 @@ from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.measure.rounds import ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.runner import executable_reason
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import Calibration

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.calibrate.fit_host import EVENTS, LAUNCH, fit_host_times, processor_times, with_host_time
 from perfmodel.cost.machine import contention_factor, resolve_machine
 from perfmodel.execute.measure.overhead_programs import overhead_plans
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.runner import executable_reason
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.profile import load_profile

@@ -191,7 +191,6 @@ def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
     for _ in range(steps):
         program.step()
         shares.append(program.loss_share())
-    program.close()
     return shares
 
 
@@ -204,5 +203,4 @@ def count_collectives_on_rank(worker: Worker, plan: Plan, routing: RoutingCounts
     program.step()
     program.clock.durations()
     tally = count_step(program.step, program.mesh.axis_of, worker.device)
-    program.close()
     return tally

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.processor_use import ProcessorUse, processor_use
 from perfmodel.execute.measure.rounds import steps_of_a_turn
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.runner import executable_reason
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.local import local_cluster

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
+from perfmodel.execute.launch.rank_results import TOLERANCE
 from perfmodel.execute.runner import gradient_error
-from perfmodel.execute.tolerance import TOLERANCE
 from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.execute import runner
 from perfmodel.execute.per_operator import run as network_run
-from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.runner import executable_reason
 from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -28,7 +28,7 @@ from tests.execute.jobs import tiny, tiny_plan
 
 
 def test_neither_needs_torch():
-    modules = "perfmodel.execute.refuse, perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.parallel.results"
+    modules = "perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.parallel.results"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from perfmodel.execute.gpu_checks import ServingCase, run_serving_cases
+from lab.gpu_checks import ServingCase, run_serving_cases
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.serving.run import LOGIT_TOLERANCE, run_serving
 from perfmodel.parallel.serving.measurement import StepShape

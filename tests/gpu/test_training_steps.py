@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.execute.gpu_checks import GpuCase, run_cases
+from lab.gpu_checks import GpuCase, run_cases
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.run import run_plan
 from perfmodel.workload.job import Precision

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
@@ -139,17 +138,14 @@ class CountingProcess:
     def _start(self) -> None:
         try:
             self._folder = self._scope.enter_context(private_folder())
-            self._connection, theirs = Pipe()
+            self._process, self._connection = start_python(
+                ("perfmodel.execute.audit.worker", "main"),
+                os.getpid(),
+                folder=self._folder,
+                log=self._folder / "log",
+                settings={"OMP_NUM_THREADS": "1"},
+            )
             self._scope.enter_context(self._connection)
-            arguments = (theirs.fileno(), os.getpid())
-            with theirs:
-                self._process = start_python(
-                    f"from perfmodel.execute.audit.worker import main; main(*{arguments!r})",
-                    folder=self._folder,
-                    log=self._folder / "log",
-                    descriptor=theirs.fileno(),
-                    settings={"OMP_NUM_THREADS": "1"},
-                )
             self._number = 0
             (self.torch_version,) = self._receive()[1:]
         except OSError as error:

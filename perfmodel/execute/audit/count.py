@@ -115,8 +115,8 @@ def _counts_of_step(program: FakeProgram, num_microbatches: int) -> RankCounts:
     with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
         if isinstance(data, FlatData):
-            weights, gradients = num_bytes(unit.weights for unit in data.units), num_bytes(unit.gradients for unit in data.units)
-            state = num_bytes(unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight)
+            weights, gradients = num_bytes(unit.flat.weights for unit in data.units), num_bytes(unit.flat.gradients for unit in data.units)
+            state = num_bytes(unit.flat.master for unit in data.units if data.dtypes.has_master_copy)
         else:
             weights = num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
             gradients = num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from perfmodel.execute.importer.exported_module import operator_name
 from perfmodel.workload.imported.graph import Reach, SeenKeys
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Masks:
         """Return the keys seen by a softmax of scores, from the mask that is added to or filled into them; unknown if none is found."""
         with unset_fake_temporarily():
             scores = softmax.args[0]
-            while isinstance(scores, torch.fx.Node) and _name(scores) not in _MAKES_SCORES:
-                name, mask = _name(scores).removesuffix("_"), None
+            while isinstance(scores, torch.fx.Node) and operator_name(scores) not in _MAKES_SCORES:
+                name, mask = operator_name(scores).removesuffix("_"), None
                 if name in ("masked_fill", "where"):
                     mask = self._value(scores.args[name == "masked_fill"])
                     keeps_marked = name == "where" and self._value(scores.args[1]) is None
@@ -67,7 +68,7 @@ class Masks:
             if node in needed or node in self.values:
                 continue
             needed.add(node)
-            wanted += [] if _name(node) in _LIKE else node.all_input_nodes
+            wanted += [] if operator_name(node) in _LIKE else node.all_input_nodes
         for node in sorted(needed):
             self.values[node] = None if _is_written(node, needed) else self._computed(node)
         return self.values[mask]
@@ -78,7 +79,7 @@ class Masks:
             return None
 
         def known(argument: object) -> Any:
-            if _name(node) in _LIKE and argument is node.args[0]:
+            if operator_name(node) in _LIKE and argument is node.args[0]:
                 return torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
             value = self.values.get(argument)
             if value is None:
@@ -114,9 +115,4 @@ def _read(mask: torch.Tensor) -> SeenKeys:
 def _is_written(node: Node, known: set[Any]) -> bool:
     """Return whether an operator outside `known` writes into the tensor or a part of it, so that its value is not its node's result."""
     others = [user for user in node.users if user not in known]
-    return any(_name(user).endswith("_") or (_name(user) in _PARTS and _is_written(user, known)) for user in others)
-
-
-def _name(node: Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else str(schema.name.rpartition("::")[2])
+    return any(operator_name(user).endswith("_") or (operator_name(user) in _PARTS and _is_written(user, known)) for user in others)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.execute.importer.attention_mask import Masks
+from perfmodel.execute.importer.exported_module import ExportedModule, ExportedValue, VertexCalls, arguments_of, torch_flops
+from perfmodel.execute.importer.node_views import node_view
 from perfmodel.execute.importer.value_sizes import EVEN_SHARE
-from perfmodel.execute.local import num_bytes
+from perfmodel.execute.local import num_bytes, tensors_in
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
@@ -34,7 +34,7 @@ from perfmodel.workload.imported.graph import (
     Shape,
 )
 from perfmodel.workload.imported.iteration_space import Call, IterationSpace
-from perfmodel.workload.imported.views import Position, expanded, identity_view, lost, permuted, reshaped
+from perfmodel.workload.imported.views import Position, expanded, identity_view, lost, reshaped
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -42,14 +42,6 @@ if TYPE_CHECKING:
 
 #: Namespaces of operators whose names have a known meaning; another library may use the same name for something else.
 _NAMESPACES = ("aten", "perfmodel")
-
-_RESHAPES = frozenset({
-    "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "detach_", "alias", "ravel",
-    "_unsafe_view", "view_as", "reshape_as", "lift", "lift_fresh",
-})  # fmt: skip
-PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
-EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
-_CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 
 def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ExportedModule:
@@ -67,69 +59,6 @@ def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMo
         canonical=reader.canonical,
         num_shares=num_shares,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ViewStep:
-    """Output `number` of a view node, with the resulting view. `function`: torch name without namespace."""
-
-    node: Node
-    function: str
-    number: int
-    view: tuple[Position, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedValue:
-    """A tensor of the exported graph: a vertex output under a view, or a parameter or buffer (`vertex` is None).
-
-    The dims of the view are the positions of that output or parameter, as strings.
-
-    path     views from that output, parameter or buffer to this value
-    stored   placeholder of a parameter or buffer
-    """
-
-    view: tuple[Position, ...]
-    vertex: int | None = None
-    output: int = 0
-    parameter: str = ""
-    is_whole: bool = True
-    path: tuple[ViewStep, ...] = ()
-    stored: Node | None = None
-
-    def seen(self, node: Node, function: str, view: tuple[Position, ...], number: int = 0) -> ExportedValue:
-        """Return the value under one more view."""
-        return replace(self, view=view, is_whole=False, path=(*self.path, ViewStep(node, function, number, view)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VertexCalls:
-    """Nodes that a vertex represents.
-
-    nodes   in order, each with the input number for each of its arguments; other arguments are the previous node
-    reads   values of the vertex's inputs
-    """
-
-    nodes: tuple[tuple[Node, Mapping[Node, int]], ...]
-    reads: tuple[ExportedValue, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModule:
-    """A module as an imported graph, with the underlying torch operators.
-
-    calls       torch nodes of each vertex
-    outputs     outputs of forward in program order; None for an output that is not a tensor
-    canonical   first name of each parameter
-    num_shares  sizes that depend on values, replaced by even shares
-    """
-
-    graph: ImportedGraph
-    program: ExportedProgram
-    calls: tuple[VertexCalls, ...]
-    outputs: tuple[ExportedValue | None, ...]
-    canonical: Mapping[str, str]
-    num_shares: int
 
 
 @dataclass(slots=True)
@@ -203,7 +132,7 @@ class _Reader:
             if source is not None and node.args[1] < len(source):
                 self.values[node] = [source[node.args[1]]]
             return
-        results = _tensors(node.meta.get("val"))
+        results = list(tensors_in(node.meta.get("val")))
         if not results:
             return  # for example assertions
         schema = getattr(target, "_schema", None)
@@ -211,7 +140,7 @@ class _Reader:
             self._unknown(node, str(getattr(target, "__name__", target)), results)
             return
         namespace, _, name = schema.name.partition("::")
-        arguments = arguments_of(node, schema)
+        arguments = arguments_of(node)
         sources = {key: argument for key, argument in arguments.items() if isinstance(argument, torch.fx.Node)}
         if name.endswith("_") and "self" in sources and self._is_stored(sources["self"]):
             return  # bookkeeping of the module, such as the number of batches seen
@@ -266,19 +195,12 @@ class _Reader:
             pairs = zip((self.values[item][0] for item in arguments.values()), results, strict=True)
             self.values[node] = [value.seen(node, "expand", expanded(value.view, _shape(result))) for value, result in pairs]
             return True
-        before, after = first.meta["val"], results[0]
-        shape, value = _shape(after), self.values[first][0]
-        if name in PERMUTATIONS:
-            order = _order(name, arguments, len(shape))
-            view = permuted(value.view, order)
-        elif name in EXPANSIONS:
-            view = expanded(value.view, shape)
-        elif name in _RESHAPES or (name in _CASTS and before.dtype == after.dtype):
-            view = reshaped(value.view, shape)
-        else:
-            return False
-        self.values[node] = [value.seen(node, name, view)]
-        return True
+        value = self.values[first][0]
+        keeps_dtype = first.meta["val"].dtype == results[0].dtype
+        view = node_view(name, value.view, arguments, _shape(results[0]), keeps_dtype=keeps_dtype)
+        if view is not None:
+            self.values[node] = [value.seen(node, name, view)]
+        return view is not None
 
     def _inputs(
         self,
@@ -294,7 +216,7 @@ class _Reader:
         bound: dict[Node, int] = {}
         reads: list[ExportedValue] = []
         for key, source in sources.items():
-            tensors = _tensors(source.meta.get("val"))
+            tensors = list(tensors_in(source.meta.get("val")))
             for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
@@ -429,14 +351,6 @@ class _Reader:
             ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
             for result in results
         )
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
-        flops = 0.0
-        with suppress(Exception):
-            # The values carry the fake mode of the export, which differs from the current one.
-            modes = [tensor.fake_mode for tensor in _tensors(list(args)) if hasattr(tensor, "fake_mode")]
-            with modes[0] if modes else self.mode, FlopCounterMode(display=False) as counter:
-                node.target(*args, **kwargs)
-            flops = float(counter.get_total_flops())
         vertex = ImportedVertex(
             name=node.name,
             operator=target,
@@ -445,7 +359,7 @@ class _Reader:
             dims={},
             inputs=tuple(operands),
             outputs=outputs,
-            flops=flops,
+            flops=torch_flops(node, self.mode),
             activation_bytes=num_bytes(results),
         )
         self._add(node, vertex, edges, bound, reads)
@@ -481,46 +395,6 @@ def _shape(tensor: torch.Tensor) -> Shape:
 
 def _sizes_of(view: Sequence[Position]) -> Shape:
     return tuple(prod(run.size for run in position) for position in view)
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
-
-
-def arguments_of(node: Node, schema: Any) -> dict[str, Any]:
-    """Return every argument by its schema name, defaults included. A list of tensors becomes `name.0`, `name.1`, ..."""
-    bindings: dict[str, Any] = {}
-    for index, argument in enumerate(schema.arguments):
-        has_default = argument.has_default_value()
-        value = (
-            node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value if has_default else None)
-        )
-        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.fx.Node) for item in value):
-            bindings |= {f"{argument.name}.{index}": item for index, item in enumerate(value)}
-        else:
-            bindings[argument.name] = value
-    return bindings
-
-
-def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
-    """Return the source position of each position of a permuted tensor."""
-    order = list(range(rank))
-    rest = list(arguments.values())[1:]
-    if name == "permute":
-        return [dim % rank for dim in rest[0]]
-    if name in ("movedim", "moveaxis"):
-        sources, targets = ([dim % rank for dim in ([argument] if isinstance(argument, int) else argument)] for argument in rest[:2])
-        others = [dim for dim in order if dim not in sources]
-        placed = dict(zip(targets, sources, strict=True))
-        return [placed[dim] if dim in placed else others.pop(0) for dim in range(rank)]
-    if name == "numpy_T":
-        return order[::-1]
-    first, second = (rank - 2, rank - 1) if name in ("t", "mT") else (rest[0] % max(rank, 1), rest[1] % max(rank, 1))
-    if rank > 1:
-        order[first], order[second] = order[second], order[first]
-    return order
 
 
 @session_cache(maxsize=4096)  # equal layers have equal links

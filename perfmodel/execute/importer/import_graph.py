@@ -25,7 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import config as fx_config
 
-from perfmodel.execute.importer.exported_graph import ExportedModule, read_program
+from perfmodel.execute.importer.exported_graph import read_program
+from perfmodel.execute.importer.exported_module import ExportedModule
 from perfmodel.execute.importer.repeats import Repeats, replaced_forward, write_out
 from perfmodel.execute.importer.value_sizes import EvenShares
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest

@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from perfmodel.execute.importer.exported_module import operator_name
+
 if TYPE_CHECKING:
     from torch.fx import Node
 
@@ -100,8 +102,5 @@ def _num_values(node: Node) -> int | None:
 
 
 def _name(node: Node) -> str:
-    """Return the operator's name without namespace and overload; "" for an input."""
-    if node.op != "call_function":
-        return ""
-    schema = getattr(node.target, "_schema", None)
-    return schema.name.rpartition("::")[2] if schema is not None else str(getattr(node.target, "__name__", ""))
+    """Return the operator's name; that of the function for one outside torch, such as `getitem`, and "" for an input."""
+    return operator_name(node) or str(getattr(node.target, "__name__", ""))

@@ -25,10 +25,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
@@ -41,6 +40,8 @@ from perfmodel.execute.launch.processes import (
     start_python,
 )
 from perfmodel.foundation.errors import InputError, RunError, one_line
+
+_Made = TypeVar("_Made")
 
 #: Status of a rank while it imports, which may take longer than any step.
 STARTING = "starting up"
@@ -100,6 +101,19 @@ class Worker:
     device: str
     heartbeat: Heartbeat | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
+
+    def cached(self, key: object, make: Callable[[], _Made]) -> _Made:
+        """Return what was made for this key before, or make it."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]  # type: ignore[no-any-return]
+
+    def latest(self, kind: str, key: object, make: Callable[[], _Made]) -> _Made:
+        """Return the last of its kind if it was made for this key; otherwise free it and make another."""
+        if kind not in self.cache or self.cache[kind][0] != key:
+            self.cache.pop(kind, None)
+            self.cache[kind] = key, make()
+        return self.cache[kind][1]  # type: ignore[no-any-return]
 
     def beat(self, what: str) -> None:
         """Report progress. A rank without a heartbeat for `hang_timeout` seconds counts as hung."""
@@ -240,29 +254,24 @@ class WorkerGroup:
         self.close()
 
     def _start(self, rank: int) -> _Process:
-        ours, theirs = Pipe()
         heartbeat = Heartbeat(self._folder / f"beat{rank}", create=True)
         # Every gloo or nccl timeout is longer than the hang detection below, so that the parent names the culprit before a peer times out.
         timeout = 3 * max(self.hang_timeout, 20.0) + self.start_timeout
-        arguments = (theirs.fileno(), rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout)
         # All ranks run on this machine: listen on the loopback interface only, whatever network the user's other runs use.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         settings = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         if self.device == "cpu":
             settings |= {name: os.environ.get(name, value) for name, value in _KEEP_MEMORY.items()}
             settings |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        try:
-            popen = start_python(
-                f"from perfmodel.execute.launch.launch import worker_main; worker_main(*{arguments!r})",
-                folder=self._folder,
-                log=self._folder / f"log{rank}",
-                descriptor=theirs.fileno(),
-                settings=settings,
-                without=LAUNCHER_VARIABLES,
-            )
-        finally:
-            theirs.close()
-        return _Process(rank, popen, ours, heartbeat)
+        popen, connection = start_python(
+            ("perfmodel.execute.launch.launch", "worker_main"),
+            *(rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout),
+            folder=self._folder,
+            log=self._folder / f"log{rank}",
+            settings=settings,
+            without=LAUNCHER_VARIABLES,
+        )
+        return _Process(rank, popen, connection, heartbeat)
 
     def call(self, function: Callable[..., Any] | tuple[str, str], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
         """Run `function(worker, *arguments)` on every rank and return the results by rank."""

@@ -18,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 #: Time after which a process stopped by SIGSTOP counts as failed. It is not slow: it makes no progress. [s]
@@ -95,16 +97,17 @@ def private_folder() -> Iterator[Path]:
 
 
 def start_python(
-    code: str, *, folder: Path, log: Path, descriptor: int, settings: Mapping[str, str], without: Iterable[str] = ()
-) -> subprocess.Popen[bytes]:
-    """Start a Python process that runs `code` with this process's modules, but not those of the working folder.
+    function: tuple[str, str], *arguments: object, folder: Path, log: Path, settings: Mapping[str, str], without: Iterable[str] = ()
+) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a Python process that calls a function (module, name) with this process's modules, but not those of the working folder.
+
+    Return the process and a connection to it. The function receives the descriptor of the other end, then the arguments.
 
     `python -c` puts the working folder first on its path, so a `queue.py` next to a plan file would replace Python's own module.
     The entries of this process's path are passed on in order, and the package itself is always importable.
 
     folder       for temporary files of the process and of the libraries that it imports
     log          file for its output
-    descriptor   file descriptor of this process that the child keeps open
     settings     environment variables added for the child
     without      environment variables removed for the child
     """
@@ -115,17 +118,20 @@ def start_python(
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*(entry for entry in sys.path if entry), package]))
     environment["PYTHONSAFEPATH"] = "1"
     environment["TMPDIR"] = str(folder)
+    ours, theirs = Pipe()
+    module, name = function
+    call = f"from {module} import {name}; {name}(*{(theirs.fileno(), *arguments)!r})"
     # This process handles Ctrl-C, which the terminal sends to the whole process group.
-    code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {code}"
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(descriptor,),
+    with theirs, log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {call}"],
+            pass_fds=(theirs.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
         )
+    return process, ours
 
 
 def exit_reason(code: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import differentiable, fused
 
 aten = torch.ops.aten
 
@@ -33,17 +33,15 @@ _DERIVATIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 }
 
 
-@torch.library.custom_op("perfmodel::gated", mutates_args=())
-def _gated(x: torch.Tensor, function: str) -> torch.Tensor:
+@fused("gated", lambda x, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+def gated(x: torch.Tensor, function: str) -> torch.Tensor:
+    """Compute x [..., 2 n] -> function(first half of the last dim) * second half. Only the input is saved for backward."""
     gate, up = x.chunk(2, dim=-1)
     return ACTIVATIONS[function](gate) * up
 
 
-_gated.register_fake(lambda x, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
-
-
-@torch.library.custom_op("perfmodel::gated_backward", mutates_args=())
-def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
+@gated.backward(lambda gradient, x, function: torch.empty_like(x))
+def gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     result = torch.empty_like(x)
     for_gate, for_up = result.chunk(2, dim=-1)
@@ -52,33 +50,17 @@ def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> t
     return result
 
 
-_gated_backward.register_fake(lambda gradient, x, function: torch.empty_like(x))
-
-#: (x [..., 2 n], name of the function) -> function(first half of the last dim) * second half. Only the input is saved for backward.
-gated = differentiable(_gated, _gated_backward)
-
-
-@torch.library.custom_op("perfmodel::gated_rows", mutates_args=())
-def _gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+@fused("gated_rows", lambda x, weights, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+def gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    """Compute x [..., 2 n], weights [...] -> `gated`, times the weight of each row."""
     gate, up = x.chunk(2, dim=-1)
     return (ACTIVATIONS[function](gate) * up * weights.unsqueeze(-1)).to(x.dtype)
 
 
-_gated_rows.register_fake(lambda x, weights, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
-
-
-@torch.library.custom_op("perfmodel::gated_rows_backward", mutates_args=())
-def _gated_rows_backward(
-    gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    for_weights = (gradient * _gated(x, function)).to(weights.dtype).sum(dim=-1)
-    return _gated_backward((gradient * weights.unsqueeze(-1)).to(x.dtype), x, function), for_weights
-
-
-_gated_rows_backward.register_fake(lambda gradient, x, weights, function: (torch.empty_like(x), torch.empty_like(weights)))
-
-#: (x [..., 2 n], weights [...], name of the function) -> `gated`, times the weight of each row.
-gated_rows = differentiable(_gated_rows, _gated_rows_backward)
+@gated_rows.backward(lambda gradient, x, weights, function: (torch.empty_like(x), torch.empty_like(weights)))
+def gated_rows_backward(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
+    for_weights = (gradient * gated.operator(x, function)).to(weights.dtype).sum(dim=-1)
+    return gated_backward((gradient * weights.unsqueeze(-1)).to(x.dtype), x, function), for_weights
 
 
 def activated(x: torch.Tensor, function: str, *, is_gated: bool, weights: torch.Tensor | None = None) -> torch.Tensor:

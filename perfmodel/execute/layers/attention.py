@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
 from perfmodel.execute.layers.dropout import dropout
-from perfmodel.execute.layers.kernel import differentiable, like
+from perfmodel.execute.layers.kernel import fused, like, operator
 from perfmodel.execute.layers.masks import additive, causal, heads_of, marked
 from perfmodel.execute.layers.softmax import seen_softmax
 from perfmodel.foundation.session import session_cache
@@ -69,9 +69,9 @@ def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), rest
 
 
-@torch.library.custom_op("perfmodel::sink_attention", mutates_args=())
-def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output and the logarithm of each row's sum."""
+@fused("sink_attention", lambda q, k, v, *_: _empty(q, v), keeps_output=True, is_contiguous=False)
+def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute [b, n, q, d], [b, g, z, d], [b, g, z, d], sinks [n] -> [b, n, q, d] and the logarithm of each row's sum."""
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
     keys, values = heads_of(k, q), heads_of(v, q)
     out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, False, attn_mask=mask, scale=scale)
@@ -79,11 +79,8 @@ def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked:
     return _as_queries(out * torch.exp(rest - total).unsqueeze(-1).to(out.dtype)), total
 
 
-_sinks.register_fake(lambda q, k, v, *_: _empty(q, v))
-
-
-@torch.library.custom_op("perfmodel::sink_attention_backward", mutates_args=())
-def _sinks_backward(
+@sink_attention.backward(lambda gradient, q, k, v, sinks, *_: like(q, k, v, sinks))
+def sink_attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
@@ -95,25 +92,19 @@ def _sinks_backward(
     return for_q.contiguous(), for_k.contiguous(), for_v.contiguous(), for_sinks.to(sinks.dtype)
 
 
-_sinks_backward.register_fake(lambda gradient, q, k, v, sinks, *_: like(q, k, v, sinks))
+@fused("uneven_attention", lambda q, k, v, *_: _empty(q, v), keeps_output=True, is_contiguous=False)
+def uneven_attention(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute [b, n, q, d], [b, n, z, d], [b, n, z, w], chosen [b, q, top] or None -> [b, n, q, w] and the logarithm of each row's sum.
 
-#: ([b, n, q, d], [b, g, z, d], [b, g, z, d], sinks [n], window, chunked, scale) -> [b, n, q, d].
-sink_attention = differentiable(_sinks, _sinks_backward, keeps_output=True, is_contiguous=False)
-
-
-@torch.library.custom_op("perfmodel::uneven_attention", mutates_args=())
-def _uneven(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output and the logarithm of each row's sum."""
+    w is at most d.
+    """
     is_plain, mask = _causal(q, k, chosen)
     out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, k, _padded(v, q), 0.0, is_plain, attn_mask=mask, scale=scale)
     return _as_queries(out[..., : v.shape[-1]]), rest
 
 
-_uneven.register_fake(lambda q, k, v, *_: _empty(q, v))
-
-
-@torch.library.custom_op("perfmodel::uneven_attention_backward", mutates_args=())
-def _uneven_backward(
+@uneven_attention.backward(lambda gradient, q, k, v, *_: like(q, k, v))
+def uneven_attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     padded = (_padded(tensor, q) for tensor in (gradient, q, k, v, out))
@@ -122,9 +113,6 @@ def _uneven_backward(
         *padded, rest, 0.0, is_plain, attn_mask=mask, scale=scale
     )
     return for_q, for_k, for_v[..., : v.shape[-1]].contiguous()
-
-
-_uneven_backward.register_fake(lambda gradient, q, k, v, *_: like(q, k, v))
 
 
 def _causal(q: Tensor, k: Tensor, chosen: Tensor | None) -> tuple[bool, Tensor | None]:
@@ -138,10 +126,6 @@ def _causal(q: Tensor, k: Tensor, chosen: Tensor | None) -> tuple[bool, Tensor |
 
 def _padded(x: Tensor, like: Tensor) -> Tensor:
     return F.pad(x, (0, like.shape[-1] - x.shape[-1]))
-
-
-#: ([b, n, q, d], [b, n, z, d], [b, n, z, w], chosen [b, q, top] or None, scale) -> [b, n, q, w]; w at most d.
-uneven_attention = differentiable(_uneven, _uneven_backward, keeps_output=True, is_contiguous=False)
 
 
 # --------------------------------------------------------------------------------------------------------- any device
@@ -225,7 +209,7 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, slopes: T
     return torch.matmul(dropout(weights, probability), v)
 
 
-@torch.library.custom_op("perfmodel::latent_attention", mutates_args=())
+@operator("latent_attention", lambda q, kept, seen, width, scale: q.new_empty(*q.shape[:-1], width))
 def latent_attention(q: Tensor, kept: Tensor, seen: Tensor | None, width: int, scale: float) -> Tensor:
     """Compute [b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]. The latents are the keys; their first `width` entries c are the values.
 
@@ -234,9 +218,6 @@ def latent_attention(q: Tensor, kept: Tensor, seen: Tensor | None, width: int, s
     scores = torch.bmm(q, kept.transpose(1, 2)).mul_(scale)
     weights = seen_softmax(scores, seen, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
     return torch.bmm(weights, kept[..., :width])
-
-
-latent_attention.register_fake(lambda q, kept, seen, width, scale: q.new_empty(*q.shape[:-1], width))
 
 
 @register_flop_formula(torch.ops.perfmodel.latent_attention)

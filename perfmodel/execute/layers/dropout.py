@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import fused
 
 
-@torch.library.custom_op("perfmodel::dropout", mutates_args=())
+@fused("dropout", lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), keeps_inputs=False)
 def _dropout(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute y = m x / (1 - p) and the mask m."""
     mask = torch.rand_like(x, dtype=torch.float32) >= probability
     return (x * mask).div_(1.0 - probability), mask
 
 
-_dropout.register_fake(lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)))
-
-
-@torch.library.custom_op("perfmodel::dropout_backward", mutates_args=())
-def _dropout_backward(gradient: torch.Tensor, probability: float, mask: torch.Tensor) -> torch.Tensor:
+@_dropout.backward(lambda gradient, probability, mask: torch.empty_like(gradient))
+def dropout_backward(gradient: torch.Tensor, probability: float, mask: torch.Tensor) -> torch.Tensor:
     return (gradient * mask).div_(1.0 - probability)
-
-
-_dropout_backward.register_fake(lambda gradient, probability, mask: torch.empty_like(gradient))
-_two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
 
 
 def dropout(x: torch.Tensor, probability: float) -> torch.Tensor:
     """Zero each element with that probability and divide the others by (1 - probability). Return x unchanged if it is 0."""
-    return _two_way(x, probability) if probability else x
+    return _dropout(x, probability) if probability else x

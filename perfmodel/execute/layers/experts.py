@@ -5,16 +5,14 @@ Each fused GPU kernel corresponds to one operator for forward and one for backwa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
 from perfmodel.execute.layers.activations import activated
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import differentiable, fused
 from perfmodel.workload.layer_specs import Experts
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 def choose(logits: torch.Tensor, experts: Experts, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,44 +43,31 @@ def inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
-class _Scatter(torch.autograd.Function):
-    """Scatter of rows into zeros. (torch's `index_copy` saves the rows for backward, only for their shape.)"""
+# torch's `index_copy` and `index_add` would save the rows for backward, only for their shape.
+_scatter = partial(
+    differentiable, backward=lambda gradient, number, index: gradient.index_select(0, index), keeps_inputs=False, is_contiguous=False
+)
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, index: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
-        ctx.save_for_backward(index)
-        zeros = rows.new_zeros(number, rows.shape[1])
-        return zeros.index_add_(0, index, rows) if adds_up else zeros.index_copy_(0, index, rows)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None, None
+#: (rows [n, h], slot [n], number) -> [number, h]: row i goes to `slot[i]`; empty slots are zero.
+scatter_rows = _scatter(lambda rows, slot, number: (rows.new_zeros(number, rows.shape[1]).index_copy_(0, slot, rows), slot))
+#: (rows [n, h], token [n], number) -> [number, h]: sum of the rows of each token.
+combine_rows = _scatter(lambda rows, token, number: (rows.new_zeros(number, rows.shape[1]).index_add_(0, token, rows), token))
 
 
-def scatter_rows(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
-    """Scatter [n, h] -> [number, h]: row i goes to `slot[i]`; empty slots are zero."""
-    return _Scatter.apply(rows, slot, number, False)  # type: ignore[no-any-return, no-untyped-call]
+@fused("unpermute", lambda rows, weights, index: rows.new_empty(index.shape[0], rows.shape[1]))
+def unpermute(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Compute y[t] = sum over j of weights[t, j] rows[index[t, j]]: rows [n, h], weights and index [t, k] -> [t, h].
 
-
-def combine_rows(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-    """Reduce [n, h] -> [number, h]: sum the rows of each token."""
-    return _Scatter.apply(rows, token, number, True)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@torch.library.custom_op("perfmodel::unpermute", mutates_args=())
-def _unpermute(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Compute y[t] = sum over j of weights[t, j] rows[index[t, j]]"""
+    Sums have the precision of the weights.
+    """
     total = torch.zeros(len(index), rows.shape[1], dtype=weights.dtype, device=rows.device)
     for j in range(index.shape[1]):
         total.addcmul_(rows[index[:, j]].to(weights.dtype), weights[:, j : j + 1])
     return total.to(rows.dtype)
 
 
-_unpermute.register_fake(lambda rows, weights, index: rows.new_empty(index.shape[0], rows.shape[1]))
-
-
-@torch.library.custom_op("perfmodel::unpermute_backward", mutates_args=())
-def _unpermute_backward(
+@unpermute.backward(lambda gradient, rows, weights, index: (torch.empty_like(rows), torch.empty_like(weights)))
+def unpermute_backward(
     gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
@@ -93,34 +78,19 @@ def _unpermute_backward(
     return for_rows, for_weights
 
 
-_unpermute_backward.register_fake(lambda gradient, rows, weights, index: (torch.empty_like(rows), torch.empty_like(weights)))
-
-#: (rows [n, h], weights [t, k], index [t, k]) -> [t, h]: weighted sum of each token's rows in the weights' precision.
-unpermute = differentiable(_unpermute, _unpermute_backward)
-
-
-@torch.library.custom_op("perfmodel::weighted_sum", mutates_args=())
-def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int) -> torch.Tensor:
-    """Compute y[t] = sum over i with index[i] = t of weights[i] rows[i]"""
+@fused("weighted_sum", lambda rows, weights, index, number: rows.new_empty(number, rows.shape[1]))
+def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int) -> torch.Tensor:
+    """Compute y[t] = sum over i with index[i] = t of weights[i] rows[i]: [n, h], [n], [n] -> [number, h], in the weights' precision."""
     total = torch.zeros(number, rows.shape[1], dtype=weights.dtype, device=rows.device)
     return total.index_add_(0, index, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
 
 
-_weighted_sum.register_fake(lambda rows, weights, index, number: rows.new_empty(number, rows.shape[1]))
-
-
-@torch.library.custom_op("perfmodel::weighted_sum_backward", mutates_args=())
-def _weighted_sum_backward(
+@weighted_sum.backward(lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
+def weighted_sum_backward(
     gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     token_gradients = gradient.to(weights.dtype).index_select(0, index)
     return (token_gradients * weights.unsqueeze(-1)).to(rows.dtype), (token_gradients * rows).sum(dim=-1)
-
-
-_weighted_sum_backward.register_fake(lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
-
-#: (rows [n, h], weights [n], index [n], number) -> [number, h]: weighted sum of each token's rows in the weights' precision.
-weighted_sum = differentiable(_weighted_sum, _weighted_sum_backward)
 
 
 def _even(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

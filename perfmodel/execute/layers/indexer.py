@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from perfmodel.execute.layers.kernel import like
+from perfmodel.execute.layers.kernel import like, operator
 from perfmodel.execute.layers.masks import causal, marked
 from perfmodel.execute.layers.norm import wide
 
@@ -39,16 +39,13 @@ def best(scores: torch.Tensor, top: int) -> torch.Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
-@torch.library.custom_op("perfmodel::index_scores", mutates_args=())
+@operator("index_scores", lambda q, k, weights, top: q.new_empty(*q.shape[:2], top, dtype=torch.int32))
 def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
     """Choose keys: q [b, s, n, d], k [b, s, d], weights [b, s, n] -> keys of each query [b, s, top]"""
     return best(_scores(q, k, weights)[0], top).to(torch.int32)
 
 
-index_scores.register_fake(lambda q, k, weights, top: q.new_empty(*q.shape[:2], top, dtype=torch.int32))
-
-
-@torch.library.custom_op("perfmodel::index_scores_backward", mutates_args=())
+@operator("index_scores_backward", lambda scale, q, k, weights, top: like(q, k, weights))
 def index_scores_backward(
     scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -60,9 +57,6 @@ def index_scores_backward(
     for_products = for_scores.unsqueeze(2) * wide(weights).unsqueeze(-1) * (products > 0)
     for_q, for_k = torch.einsum("bqnz,bzd->bqnd", for_products, wide(k)), torch.einsum("bqnz,bqnd->bzd", for_products, wide(q))
     return for_q.to(q.dtype), for_k.to(k.dtype), for_weights.to(weights.dtype)
-
-
-index_scores_backward.register_fake(lambda scale, q, k, weights, top: like(q, k, weights))
 
 
 class _Chosen(torch.autograd.Function):
@@ -88,13 +82,10 @@ def choose_keys(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, *, top:
     return _Chosen.apply(q, k, weights, top, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.library.custom_op("perfmodel::cached_index", mutates_args=())
+@operator("cached_index", lambda q, keys, weights, seen, top: q.new_empty(*q.shape[:2], top, dtype=torch.int64))
 def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
     """Choose cached keys: [b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> keys of each query [b, q, top]"""
     return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
-
-
-cached_index.register_fake(lambda q, keys, weights, seen, top: q.new_empty(*q.shape[:2], top, dtype=torch.int64))
 
 
 @register_flop_formula(torch.ops.perfmodel.cached_index)

@@ -10,17 +10,12 @@ of this module and GPUs torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable, like
-from perfmodel.execute.layers.reduce import Reduce, unsharded
+from perfmodel.execute.layers.kernel import Reduce, differentiable, fused, like, unsharded
 from perfmodel.workload.work import Pass
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 #: Epsilons of layer norms and of RMS norms, as in the operators of the graph.
 NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
@@ -31,7 +26,12 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-@torch.library.custom_op("perfmodel::rms_norm", mutates_args=())
+def _statistics(x: torch.Tensor, number: int) -> torch.Tensor:
+    """Return `number` empty statistics of each row, in float32 at least."""
+    return x.new_empty((*x.shape[:-1], number), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@fused("rms_norm", lambda x, weight, epsilon: (torch.empty_like(x), _statistics(x, 1)))
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
     rows = wide(x)
@@ -39,13 +39,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[to
     return (rows * scale).mul_(weight).to(x.dtype), scale
 
 
-@_rms_norm.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.library.custom_op("perfmodel::rms_norm_backward", mutates_args=())
-def _rms_norm_backward(
+@_rms_norm.backward(lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
+def rms_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
@@ -56,15 +51,11 @@ def _rms_norm_backward(
     return rows.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
 
 
-_rms_norm_backward.register_fake(lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
-_two_way = differentiable(_rms_norm, _rms_norm_backward)
-
-
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Compute w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
     if x.device.type != "cpu" or weight.dim() > 1:
         return F.rms_norm(x, weight.shape, weight, epsilon)
-    return _two_way(x, weight, epsilon)
+    return _rms_norm(x, weight, epsilon)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -72,11 +63,14 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
-@torch.library.custom_op("perfmodel::gated_norm", mutates_args=())
-def _gated_norm(
+@fused("gated_norm", lambda x, gate, weight, width, gates_first: (x.new_empty(x.shape), _statistics(x, x.shape[-1] // width)))
+def gated_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
+    """Compute the RMSNorm over groups of `width` entries of x [b, s, m, o], times silu(gate) before it (`gates_first`) or after it.
+
+    Return it with the reciprocal root mean square of each row [b, s, m, rows] in at least float32. weight [width] or [m, o].
+    """
     given = x * F.silu(gate) if gates_first else x
     rows = wide(given).unflatten(-1, (-1, width))
     scale = (rows.square().mean(-1) + RMS_EPSILON).rsqrt()
@@ -85,14 +79,8 @@ def _gated_norm(
     return (result if gates_first else result * F.silu(gate)).contiguous(), scale
 
 
-@_gated_norm.register_fake
-def _(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = (*x.shape[:-1], x.shape[-1] // width)
-    return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.library.custom_op("perfmodel::gated_norm_backward", mutates_args=())
-def _gated_norm_backward(
+@gated_norm.backward(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
+def gated_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of x, gate, weight. Normed rows n = r u: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
@@ -114,65 +102,6 @@ def _gated_norm_backward(
     return for_x.flatten(-2).to(x.dtype), for_gate.flatten(-2).to(gate.dtype), for_weight.to(weight.dtype)
 
 
-_gated_norm_backward.register_fake(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
-
-#: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm over groups of `width` entries of x, multiplied by
-#: silu(gate) before the norm (`gates_first`) or after it.
-gated_norm = differentiable(_gated_norm, _gated_norm_backward)
-
-
-class _Normalise(torch.autograd.Function):
-    """Norm y = weight x_hat + bias, x_hat by the mean (if `centred`) and variance over the dims `over`, of which some may be sharded."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        over: tuple[int, ...],
-        count: int,
-        eps: float,
-        centred: bool,
-        reduce: Reduce,
-        observe: Callable[[torch.Tensor, torch.Tensor], None] | None,
-    ) -> torch.Tensor:
-        values = wide(x)
-        squares = values.square().sum(over, keepdim=True)
-        if centred:
-            sums = torch.stack((values.sum(over, keepdim=True), squares))
-            sums = reduce(sums, phase=Pass.FORWARD) / count
-            mean = sums[0]
-            variance = sums[1] - mean.square()
-            if observe is not None:
-                observe(mean, variance)
-            scale = (variance + eps).rsqrt()
-            normal = (values - mean) * scale
-        else:
-            scale = (reduce(squares, phase=Pass.FORWARD) / count + eps).rsqrt()
-            normal = values * scale
-        ctx.save_for_backward(normal, scale, weight)
-        ctx.rest = over, count, centred, reduce, bias is not None
-        result = normal * weight
-        return (result if bias is None else result + bias).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        normal, scale, weight = ctx.saved_tensors
-        over, count, centred, reduce, has_bias = ctx.rest
-        gradient = wide(gradients[0])
-        inner = gradient * weight
-        along = (inner * normal).sum(over, keepdim=True)
-        if centred:
-            sums = reduce(torch.stack((inner.sum(over, keepdim=True), along)), phase=Pass.BACKWARD) / count
-            result = (inner - sums[0] - normal * sums[1]) * scale
-        else:
-            result = (inner - normal * (reduce(along, phase=Pass.BACKWARD) / count)) * scale
-        for_weight = (gradient * normal).sum_to_size(weight.shape).to(weight.dtype)
-        for_bias = gradient.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
-        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None
-
-
 def normalise(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -191,4 +120,38 @@ def normalise(
     count          global number of entries per mean
     observe        called with the mean and the variance of all entries, if `centred`
     """
-    return _Normalise.apply(x, weight, bias, over, count, eps, centred, reduce, observe)  # type: ignore[no-any-return, no-untyped-call]
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        values = wide(x)
+        squares = values.square().sum(over, keepdim=True)
+        if centred:
+            sums = torch.stack((values.sum(over, keepdim=True), squares))
+            sums = reduce(sums, phase=Pass.FORWARD) / count
+            mean = sums[0]
+            variance = sums[1] - mean.square()
+            if observe is not None:
+                observe(mean, variance)
+            scale = (variance + eps).rsqrt()
+            normal = (values - mean) * scale
+        else:
+            scale = (reduce(squares, phase=Pass.FORWARD) / count + eps).rsqrt()
+            normal = values * scale
+        result = normal * weight
+        return (result if bias is None else result + bias).to(x.dtype), normal, scale, weight
+
+    def backward(gradient: torch.Tensor, *saved: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        normal, scale, weight = saved[-3:]
+        rows = wide(gradient)
+        inner = rows * weight
+        along = (inner * normal).sum(over, keepdim=True)
+        if centred:
+            sums = reduce(torch.stack((inner.sum(over, keepdim=True), along)), phase=Pass.BACKWARD) / count
+            result = (inner - sums[0] - normal * sums[1]) * scale
+        else:
+            result = (inner - normal * (reduce(along, phase=Pass.BACKWARD) / count)) * scale
+        for_weight = (rows * normal).sum_to_size(weight.shape).to(weight.dtype)
+        for_bias = rows.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
+        return result.to(gradient.dtype), for_weight, for_bias
+
+    has_bias = bias is not None
+    return differentiable(forward, backward, keeps_inputs=False, is_contiguous=False)(x, weight, bias)

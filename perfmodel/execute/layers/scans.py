@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.execute.layers import recurrence
-from perfmodel.execute.layers.kernel import like
+from perfmodel.execute.layers.kernel import differentiable, like, operator
 from perfmodel.execute.layers.norm import wide
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 Tensor: TypeAlias = torch.Tensor
 #: (x, steps, initial state, parameters) -> y and the final state.
@@ -54,16 +51,13 @@ def _from_start(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return recurrence.causal_conv(torch.cat((before, x), 1), weight, bias[0] if bias else None)
 
 
-@torch.library.custom_op("perfmodel::causal_conv", mutates_args=())
+@operator("causal_conv", lambda x, parameters: x.new_empty(x.shape))
 def causal_conv(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Compute the convolution of x [b, s, m, c] with weight [m, c, taps] and, where present, bias [m, c]."""
     return _from_start(x, *parameters).contiguous()
 
 
-causal_conv.register_fake(lambda x, parameters: x.new_empty(x.shape))
-
-
-@torch.library.custom_op("perfmodel::causal_conv_on", mutates_args={"last"})
+@operator("causal_conv_on", lambda x, parameters, last: x.new_empty(x.shape), mutates={"last"})
 def causal_conv_on(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Tensor:
     """Continue the convolution after the positions in `last` [b, taps - 1, m, c], and overwrite `last` with the new last positions."""
     joined = torch.cat((last, x), 1)
@@ -72,15 +66,9 @@ def causal_conv_on(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Ten
     return recurrence.causal_conv(joined, weight, bias[0] if bias else None).contiguous()
 
 
-causal_conv_on.register_fake(lambda x, parameters, last: x.new_empty(x.shape))
-
-
-@torch.library.custom_op("perfmodel::causal_conv_backward", mutates_args=())
+@operator("causal_conv_backward", lambda gradient, x, parameters: list(like(x, *parameters)))
 def causal_conv_backward(gradient: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.contiguous() for tensor in _vjp(_from_start, (x, *parameters), gradient)]
-
-
-causal_conv_backward.register_fake(lambda gradient, x, parameters: list(like(x, *parameters)))
 
 
 # ------------------------------------------------------------------------------------------------------------- scans
@@ -172,27 +160,23 @@ def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
     def output(x: Tensor, state: Tensor) -> Tensor:
         return x.new_empty(*x.shape[:-1], state.shape[-3] * state.shape[width - 3])
 
-    @torch.library.custom_op(f"perfmodel::{name}", mutates_args={"states"})
+    @operator(name, lambda x, steps, parameters, states, chunk: output(x, states), mutates={"states"})
     def forward(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
         """Compute y [b, s, m, heads * width]; writes states [b, chunks, m, heads, ...]."""
         return _forward(scan, x, steps, parameters, states, chunk)
 
-    forward.register_fake(lambda x, steps, parameters, states, chunk: output(x, states))
-
-    @torch.library.custom_op(f"perfmodel::{name}_on", mutates_args={"state"})
+    @operator(f"{name}_on", lambda x, steps, parameters, state, chunk: output(x, state), mutates={"state"})
     def onward(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
         """Compute y [b, s, m, heads * width] from a state [b, m, heads, ...], updated in place; one position is a decode step."""
         chunks = list(_by_chunk(scan, x, steps, parameters, state, chunk))
         state.copy_(chunks[-1][1])
         return torch.cat([y for y, _ in chunks], 1)
 
-    onward.register_fake(lambda x, steps, parameters, state, chunk: output(x, state))
-
-    @torch.library.custom_op(f"perfmodel::{name}_backward", mutates_args={"states"})
+    @operator(
+        f"{name}_backward", lambda gradient, x, steps, parameters, states, chunk: list(like(x, steps, *parameters)), mutates={"states"}
+    )
     def backward(gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> list[Tensor]:
         return _backward(scan, gradient, x, steps, parameters, states, chunk)
-
-    backward.register_fake(lambda gradient, x, steps, parameters, states, chunk: list(like(x, steps, *parameters)))
 
     def flops(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int, **_: Any) -> float:
         return products(states.shape, chunk)[0]
@@ -217,29 +201,6 @@ delta_scan = _scan("delta_scan", recurrence.delta_scan, _delta_products, 2)
 PRODUCTS = {**state_scan.products, **delta_scan.products}
 
 
-class _Scanned(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, mixed: Tensor, steps: Tensor, scan: Scan, state: tuple[int, ...], chunk: int, num_conv: int, *parameters: Tensor
-    ) -> Tensor:
-        x = causal_conv(mixed, parameters[:num_conv])
-        ctx.save_for_backward(mixed, steps, *parameters)
-        ctx.rest = scan, state, chunk, num_conv
-        return scan.forward(x, steps, parameters[num_conv:], _workspace(mixed, state, chunk), chunk)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
-        mixed, steps, *parameters = ctx.saved_tensors
-        scan, state, chunk, num_conv = ctx.rest
-        conv = parameters[:num_conv]
-        x = causal_conv(mixed, conv)
-        states = _workspace(mixed, state, chunk)
-        for_x, for_steps, *for_own = scan.backward(gradients[0].contiguous(), x, steps, parameters[num_conv:], states, chunk)
-        del x, states
-        for_mixed, *for_conv = causal_conv_backward(for_x, mixed, conv)
-        return for_mixed, for_steps, None, None, None, None, *for_conv, *for_own
-
-
 def _workspace(x: Tensor, state: tuple[int, ...], chunk: int) -> Tensor:
     """Allocate the states before each chunk, in float32 at least."""
     shape = (x.shape[0], -(-x.shape[1] // chunk), x.shape[2], *state)
@@ -254,4 +215,18 @@ def scanned(
     conv, parameters   parameters of the convolution and of the scan
     state              shape of the states of a group [heads, ...]
     """
-    return _Scanned.apply(mixed, steps, scan, state, chunk, len(conv), *conv, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+    number = len(conv)
+
+    def forward(mixed: Tensor, steps: Tensor, *given: Tensor) -> Tensor:
+        x = causal_conv(mixed, given[:number])
+        return scan.forward(x, steps, given[number:], _workspace(mixed, state, chunk), chunk)
+
+    def backward(gradient: Tensor, mixed: Tensor, steps: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        x = causal_conv(mixed, given[:number])
+        states = _workspace(mixed, state, chunk)
+        for_x, for_steps, *for_own = scan.backward(gradient, x, steps, given[number:], states, chunk)
+        del x, states
+        for_mixed, *for_conv = causal_conv_backward(for_x, mixed, given[:number])
+        return for_mixed, for_steps, *for_conv, *for_own
+
+    return differentiable(forward, backward)(mixed, steps, *conv, *parameters)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 
+from perfmodel.execute.layers.kernel import Reduce, differentiable
 from perfmodel.execute.layers.norm import wide
-from perfmodel.execute.layers.reduce import Reduce
 from perfmodel.workload.work import Pass
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 def seen_softmax(
@@ -36,33 +31,21 @@ def seen_softmax(
     return torch.softmax(joint, position, dtype=dtype).narrow(position, 0, scores.shape[position])
 
 
-class _Softmax(torch.autograd.Function):
-    """Softmax over a dim that may be sharded; entries where `hidden` are 0."""
+def sharded_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
+    """Compute the softmax of `scale` x over a dim that is sharded over ranks; entries where `hidden` are 0."""
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce
-    ) -> torch.Tensor:
+    def forward(x: torch.Tensor) -> torch.Tensor:
         values = wide(x) * scale
         if hidden is not None:
             values = values.masked_fill(hidden, -torch.inf)
         largest = reduce(values.amax(position, keepdim=True), phase=Pass.FORWARD, largest=True)
         exponentials = (values - largest).exp_()
         total = reduce(exponentials.sum(position, keepdim=True), phase=Pass.FORWARD)
-        result = (exponentials / total).to(x.dtype)
-        ctx.save_for_backward(result)
-        ctx.rest = position, scale, reduce
-        return result
+        return (exponentials / total).to(x.dtype)
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (result,) = ctx.saved_tensors
-        position, scale, reduce = ctx.rest
-        products = wide(gradients[0]) * result
+    def backward(gradient: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        products = wide(gradient) * result
         total = reduce(products.sum(position, keepdim=True), phase=Pass.BACKWARD)
-        return ((products - result * total) * scale).to(result.dtype), None, None, None, None
+        return ((products - result * total) * scale).to(result.dtype)
 
-
-def sharded_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
-    """Compute the softmax of `scale` x over a dim that is sharded over ranks; entries where `hidden` are 0."""
-    return _Softmax.apply(x, position, scale, hidden, reduce)  # type: ignore[no-any-return, no-untyped-call]
+    return differentiable(forward, backward, keeps_inputs=False, keeps_output=True, is_contiguous=False)(x)

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 import torch.nn.functional as F
 
+from perfmodel.execute.layers.kernel import Reduce, differentiable, unsharded
 from perfmodel.execute.layers.norm import wide
-from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.workload.work import Pass
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 def local_rows(entries: torch.Tensor, first: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether each entry lies in this rank's rows `first`, `first + 1`, ..., and its local index; 0 for the others."""
     mine = (entries >= first) & (entries < first + number)
     return mine, torch.where(mine, entries - first, 0)
-
-
-class _TokenVectors(torch.autograd.Function):
-    """Embedding lookup that saves only the tokens for backward."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        mine, index = local_rows(tokens, first, table.shape[0])
-        ctx.save_for_backward(tokens)
-        ctx.first, ctx.num_rows = first, table.shape[0]
-        return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        mine, index = local_rows(tokens, ctx.first, ctx.num_rows)
-        # gradients of other ranks' tokens are added to a local row as zeros
-        gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
-        return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
 
 
 def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
@@ -47,7 +23,20 @@ def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int | Non
     """
     if first is None:
         return F.embedding(tokens, table)
-    return _TokenVectors.apply(table, tokens, first)  # type: ignore[no-any-return, no-untyped-call]
+    num_rows, start = table.shape[0], first
+
+    def forward(table: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mine, index = local_rows(tokens, start, num_rows)
+        return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0), tokens
+
+    def backward(gradient: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        mine, index = local_rows(tokens, start, num_rows)
+        # gradients of other ranks' tokens are added to a local row as zeros
+        gradient = gradient.masked_fill(~mine.unsqueeze(-1), 0.0)
+        return torch.ops.aten.embedding_dense_backward(gradient, index, num_rows, -1, False)  # type: ignore[no-any-return]
+
+    # only the tokens are saved
+    return differentiable(forward, backward, keeps_inputs=False, is_contiguous=False)(table, tokens)
 
 
 def bag_vectors(table: torch.Tensor, bags: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
@@ -58,14 +47,20 @@ def bag_vectors(table: torch.Tensor, bags: torch.Tensor, *, first: int | None = 
     return F.embedding_bag(index, table, mode="sum", per_sample_weights=mine.to(table.dtype))
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy that saves one copy of the logits in at least float32, reused for the gradient; torch's own version uses three.
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, *, first: int = 0, size: int | None = None, reduce: Reduce = unsharded
+) -> torch.Tensor:
+    """Compute [rows..., v], [rows...] -> one loss per row, in at least float32.
 
-    Columns from `num_columns` on are padding with zero probability. Slicing them off would cost another gradient of all logits.
+    This rank holds the columns `first`, `first + 1`, ... of `size`; further columns are padding with zero probability (slicing them off
+    would cost another gradient of all logits). size None: no padding. One copy of the logits is saved and reused for the gradient; torch's
+    own version uses three.
+    Reductions: three in forward, one number per row each (maximum, sum of exponentials, logit of the label); none in backward.
     """
+    columns, dtype = logits.shape[-1], logits.dtype
+    num_columns = columns if size is None else max(0, min(columns, size - first))
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, logits: torch.Tensor, labels: torch.Tensor, first: int, num_columns: int, reduce: Reduce) -> torch.Tensor:
+    def forward(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         values = wide(logits)
         if num_columns:
             largest = values[..., :num_columns].amax(dim=-1)
@@ -80,28 +75,12 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = values.exp_()
         total = reduce(exponentials.sum(dim=-1), phase=Pass.FORWARD)
         picked = reduce(picked, phase=Pass.FORWARD)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), labels)
-        ctx.rest = first, num_columns, logits.dtype
-        return total.log() - picked
+        return total.log() - picked, exponentials.div_(total.unsqueeze(-1)), labels
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        probabilities, labels = ctx.saved_tensors
-        first, num_columns, dtype = ctx.rest
+    def backward(gradient: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         mine, index = local_rows(labels, first, num_columns)
         # in place: nothing else reads the probabilities, the largest tensor of the step
         probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_(gradients[0].unsqueeze(-1)).to(dtype), None, None, None, None
+        return probabilities.mul_(gradient.unsqueeze(-1)).to(dtype)
 
-
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, *, first: int = 0, size: int | None = None, reduce: Reduce = unsharded
-) -> torch.Tensor:
-    """Compute [rows..., v], [rows...] -> one loss per row, in at least float32.
-
-    This rank holds the columns `first`, `first + 1`, ... of `size`; further columns are padding. size None: no padding.
-    Reductions: three in forward, one number per row each (maximum, sum of exponentials, logit of the label); none in backward.
-    """
-    columns = logits.shape[-1]
-    num_columns = columns if size is None else max(0, min(columns, size - first))
-    return _CrossEntropy.apply(logits, labels, first, num_columns, reduce)  # type: ignore[no-any-return, no-untyped-call]
+    return differentiable(forward, backward, keeps_inputs=False, is_contiguous=False)(logits, labels)

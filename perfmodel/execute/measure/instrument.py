@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.execute.launch.rank_results import CollectiveTally
-from perfmodel.execute.local import num_bytes
+from perfmodel.execute.local import num_bytes, tensors_in
 
 #: Dispatcher names of collectives and their kinds. `c10d` operators carry a process group, functional ones a group name.
 _KINDS = {
@@ -44,14 +44,6 @@ _WAIT = torch.ops._c10d_functional.wait_tensor
 
 #: (ranks of the group, kind of collective) -> name of the axis.
 Label = Callable[[list[int], str], str]
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _group_ranks(arguments: tuple[Any, ...]) -> list[int]:
@@ -98,11 +90,11 @@ class CollectiveCounter(TorchDispatchMode):
                     item.wait()
             self.synchronize()
             self.tally.add_time(axis, time.perf_counter() - start)
-        into = num_bytes(_tensors(args[0]))
+        into = num_bytes(tensors_in(args[0]))
         if kind == "all_gather":
-            into = max(into, num_bytes(_tensors(args[1])) if name[0] == "c10d" else num_bytes(_tensors(result)))
+            into = max(into, num_bytes(tensors_in(args[1])) if name[0] == "c10d" else num_bytes(tensors_in(result)))
         elif kind == "reduce_scatter" and name[0] == "c10d":
-            into = max(into, num_bytes(_tensors(args[1])))
+            into = max(into, num_bytes(tensors_in(args[1])))
         self.tally.add(kind, axis, into)
         return result
 
@@ -218,5 +210,5 @@ class StorageTracker(TorchDispatchMode):
         if isinstance(result, torch.Tensor):
             self._track(result)
         else:
-            for tensor in _tensors(result):
+            for tensor in tensors_in(result):
                 self._track(tensor)

@@ -19,8 +19,7 @@ from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_rotation
-from perfmodel.execute.zero.flat import TORCH_DTYPES
-from perfmodel.execute.zero.optimizers import build_optimizer
+from perfmodel.execute.zero import TORCH_DTYPES, build_optimizer
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample
@@ -28,6 +27,8 @@ from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
 #: Allocates operands, and returns a call on them.
 Make: TypeAlias = Callable[[], Callable[[], object]]
+#: A call on operands, and those that have a gradient.
+Operands: TypeAlias = tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]
 
 #: Width of the activation rows. Streaming kernels depend on the size and hardly on the width.
 WIDTH = 512
@@ -102,44 +103,47 @@ _TENSORS_MOVED = {
 }
 
 
-def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _streaming_operands(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Operands:
     """Return the operator of the kernel class, on a tensor [rows, WIDTH]."""
-    other, scale = torch.randn(rows, WIDTH, **options).requires_grad_(), torch.randn(WIDTH, **options).requires_grad_()
-    shift = torch.randn(WIDTH, **options).requires_grad_()
+    x = torch.randn(rows, WIDTH, **options).requires_grad_()
+    scale, shift = (torch.randn(WIDTH, **options).requires_grad_() for _ in range(2))
     match kernel:
         case KernelClass.DEFAULT:
-            return lambda x: x * 1.5
+            return lambda: x * 1.5, (x,)
         case KernelClass.ADD:
-            return lambda x: x * other
+            other = torch.randn(rows, WIDTH, **options).requires_grad_()
+            return lambda: x * other, (x, other)
         case KernelClass.GELU:
-            return F.gelu
+            return lambda: F.gelu(x), (x,)
         case KernelClass.GELU_TANH:
-            return lambda x: F.gelu(x, approximate="tanh")
+            return lambda: F.gelu(x, approximate="tanh"), (x,)
         case KernelClass.SILU:
-            return F.silu
+            return lambda: F.silu(x), (x,)
         case KernelClass.LAYERNORM:
-            return lambda x: F.layer_norm(x, (WIDTH,), scale, shift)
+            return lambda: F.layer_norm(x, (WIDTH,), scale, shift), (x, scale, shift)
         case KernelClass.RMSNORM:
-            return lambda x: rms_norm(x, scale, NORM_EPSILON)
+            return lambda: rms_norm(x, scale, NORM_EPSILON), (x, scale)
         case KernelClass.SOFTMAX:
-            return lambda x: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
+            return lambda: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype), (x,)
         case KernelClass.ROTARY:
             angles = rotary_angles(torch.arange(rows, device=options["device"]), WIDTH // 8, options["dtype"])
-            return lambda x: rotate(x.view(1, rows, 8, WIDTH // 8), *angles).view(rows, WIDTH)
+            return lambda: rotate(x.view(1, rows, 8, WIDTH // 8), *angles).view(rows, WIDTH), (x,)
         case KernelClass.PERMUTE:
             order = torch.randperm(rows, device=options["device"])
-            return lambda x: x.index_select(0, order)
+            return lambda: x.index_select(0, order), (x,)
     raise AssertionError(kernel)
 
 
-def with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
-    """Return the backward pass alone, for all inputs of `function` that require a gradient."""
-    output = function(x)
-    gradient = torch.randn_like(output)
-    cells = getattr(function, "__closure__", None) or ()
-    contents = [cell.cell_contents for cell in cells]
-    leaves = [x, *(value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad)]
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+def passes_of(make: Callable[[], Operands]) -> tuple[Make, Make]:
+    """Return the forward and the backward pass of the call that `make` returns; backward has the gradients of all leaves."""
+
+    def backward() -> Callable[[], object]:
+        call, leaves = make()
+        output = call()
+        gradient = torch.randn_like(output)
+        return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+    return lambda: make()[0], backward
 
 
 def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -147,18 +151,9 @@ def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: 
     rows = max(elements // WIDTH, 1)
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = rows * WIDTH * options["dtype"].itemsize
-
-    def forward() -> Callable[[], object]:
-        function = _streaming_function(kernel, rows, options)
-        x = torch.randn(rows, WIDTH, **options).requires_grad_()
-        return lambda: function(x)
-
-    def backward() -> Callable[[], object]:
-        x = torch.randn(rows, WIDTH, **options).requires_grad_()
-        return with_gradient(_streaming_function(kernel, rows, options), x)
-
     moved = tuple(number * size for number in _TENSORS_MOVED[kernel])
-    yield from both_passes(kernel, (forward, backward), moved, rows * WIDTH, rotated=2 * size)
+    makes = passes_of(lambda: _streaming_operands(kernel, rows, options))
+    yield from both_passes(kernel, makes, moved, rows * WIDTH, rotated=2 * size)
 
 
 def both_passes(
@@ -201,14 +196,11 @@ def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel
     size = elements * options["dtype"].itemsize
     num_bytes = 2 * size + elements  # the mask takes one byte per element
 
-    def forward() -> Callable[[], object]:
+    def make() -> Operands:
         x = torch.randn(elements, **options).requires_grad_()
-        return lambda: F.dropout(x, 0.1)
+        return lambda: F.dropout(x, 0.1), (x,)
 
-    def backward() -> Callable[[], object]:
-        return with_gradient(lambda x: F.dropout(x, 0.1), torch.randn(elements, **options).requires_grad_())
-
-    yield from both_passes(KernelClass.DROPOUT, (forward, backward), (num_bytes, num_bytes), elements, rotated=2 * size)
+    yield from both_passes(KernelClass.DROPOUT, passes_of(make), (num_bytes, num_bytes), elements, rotated=2 * size)
 
 
 def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -216,19 +208,12 @@ def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> 
     table = torch.randn(vocabulary, WIDTH, **options).requires_grad_()
     size, table_size = rows * WIDTH * options["dtype"].itemsize, vocabulary * WIDTH * options["dtype"].itemsize
 
-    def tokens() -> torch.Tensor:
-        return torch.randint(vocabulary, (rows,), device=device)
-
-    def forward() -> Callable[[], object]:
-        chosen = tokens()
-        return lambda: F.embedding(chosen, table)
-
-    def backward() -> Callable[[], object]:
-        chosen = tokens()
-        return with_gradient(lambda x: F.embedding(chosen, x), table)
+    def make() -> Operands:
+        chosen = torch.randint(vocabulary, (rows,), device=device)
+        return lambda: F.embedding(chosen, table), (table,)
 
     moved = (2 * size, 2 * size + table_size)
-    yield from both_passes(KernelClass.EMBEDDING, (forward, backward), moved, rows * WIDTH, rotated=2 * size)
+    yield from both_passes(KernelClass.EMBEDDING, passes_of(make), moved, rows * WIDTH, rotated=2 * size)
 
 
 def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -281,22 +266,9 @@ def attention_calls(
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = batch * length * heads * head_dim * options["dtype"].itemsize
 
-    def operands() -> list[torch.Tensor]:
-        return [torch.randn(batch, length, number, head_dim, **options).requires_grad_() for number in (heads, kv_heads, kv_heads)]
-
-    def attend(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-        context = attention(*(leaf.transpose(1, 2) for leaf in leaves), is_causal=True)
-        return context.transpose(1, 2).flatten(2)
-
-    def forward() -> Callable[[], object]:
-        leaves = operands()
-        return lambda: attend(leaves)
-
-    def backward() -> Callable[[], object]:
-        leaves = operands()
-        output = attend(leaves)
-        gradient = torch.randn_like(output)
-        return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+    def make() -> Operands:
+        leaves = [torch.randn(batch, length, number, head_dim, **options).requires_grad_() for number in (heads, kv_heads, kv_heads)]
+        return lambda: attention(*(leaf.transpose(1, 2) for leaf in leaves), is_causal=True).transpose(1, 2).flatten(2), leaves
 
     def sample(forward_time: float, backward_time: float) -> Sample:
         return AttentionSample(
@@ -304,6 +276,7 @@ def attention_calls(
             causal_fraction=0.5, dtype=dtype, time=forward_time, backward_time=backward_time,
         )  # fmt: skip
 
+    forward, backward = passes_of(make)
     return in_rotation(forward, 4 * size), in_rotation(backward, 8 * size), sample
 
 

@@ -5,21 +5,33 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import CollectiveTally, RankMeasurement
+from perfmodel.execute.launch.rank_results import CollectiveTally, IssuedTraffic, RankMeasurement
 from perfmodel.execute.measure.instrument import CollectiveCounter, Label, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.parallel.plan import Plan
+
+_Result = TypeVar("_Result")
 
 
 def synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def timed(worker: Worker, step: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Return the time of a step that all ranks begin together [s], and its result."""
+    dist.barrier()
+    synchronize(worker.device)
+    start = time.perf_counter()
+    result = step()
+    synchronize(worker.device)
+    return time.perf_counter() - start, result
 
 
 def count_step(step: Callable[[], object], label: Label, device: str) -> CollectiveTally:
@@ -44,14 +56,9 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
     times, parts, first_loss = [], [], 0.0
     for index in range(warmup + steps):
         worker.beat(f"step {index}")
-        dist.barrier()
-        synchronize(worker.device)
         if on_gpu and index == warmup:
             torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
-        program.step()
-        synchronize(worker.device)
-        duration = time.perf_counter() - start
+        duration, _ = timed(worker, program.step)
         phases = program.clock.durations()
         if index == 0:
             first_loss = program.loss_share()
@@ -68,8 +75,7 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
         worker.beat("tracked step")
         dist.barrier()
         memory = peak_bytes(program)
-    program.close()
-    return RankMeasurement(times, parts, first_loss, memory, tally)
+    return RankMeasurement(times, parts, first_loss, memory, IssuedTraffic(tally))
 
 
 def software_versions(worker: Worker) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 
 import torch
@@ -168,10 +169,7 @@ def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
             torch.nn.functional.linear(x, weight)
 
     for ranks in group_sizes(worker.world_size):
-        key = ("microbenchmark group", ranks)
-        if key not in worker.cache:
-            worker.cache[key] = dist.new_group(list(range(ranks)))
-        group = worker.cache[key]
+        group = worker.cached(("microbenchmark group", ranks), partial(dist.new_group, list(range(ranks))))
         kinds = list(CollectiveKind) if ranks == 2 else [kind for kind in CollectiveKind if kind is not CollectiveKind.SEND_RECV]
         for kind in kinds:
             for num_bytes in scope.message_bytes:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from perfmodel.execute.launch.launch import Worker, WorkerGroup
 from perfmodel.execute.run import run_plan
-from perfmodel.execute.runner import merge
 from perfmodel.hardware.calibration import MOST_BUSY
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.results import Measurement
+from perfmodel.parallel.results import Measurement, interquartile_range
 from perfmodel.workload.job import TrainingJob
 
 Progress = Callable[[float, str], None]
@@ -34,12 +33,9 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
     """Return the time of a fixed workload: forward and backward of a model on every rank, without communication. [s]"""
     import torch.distributed as dist
 
-    from perfmodel.execute.uniform.model import Transformer
-    from perfmodel.execute.uniform.weights import fill, make_tokens
+    from perfmodel.execute.uniform.weights import make_tokens, one_process_model
 
-    model = Transformer(job.transformer, device=worker.device)  # rebuilt every time: a kept model would count as memory of the plans
-    for name, parameter in model.named_parameters():
-        fill(job.transformer, name, parameter)
+    model = one_process_model(job.transformer, worker.device)  # rebuilt every time: a kept model would count as memory of the plans
     tokens = make_tokens(job)[:2, :-1].to(worker.device)
     times = []
     for _ in range(6):
@@ -50,14 +46,6 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
         times.append(time.perf_counter() - start)
         model.zero_grad(set_to_none=True)
     return statistics.median(times[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One plan's steps in one round, and the share of the processors used by other processes."""
-
-    measurement: Measurement
-    others: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +83,7 @@ def measure_rounds(
     deadline        no round starts that would end later, on the clock of `time.monotonic` [s]
     """
     steps = steps_of_a_turn((deadline - time.monotonic()) / rounds, len(plans), expected_time)
-    turns_by_plan: list[list[Turn]] = [[] for _ in plans]
+    turns_by_plan: list[list[Measurement]] = [[] for _ in plans]
     anchors = [max(group.call(anchor_on_rank, job))]
     slowest_turn = 0.0
     for index in range(max(MOST_ROUNDS, rounds)):
@@ -107,14 +95,14 @@ def measure_rounds(
             progress(min(index + position / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
             start, inspects = time.monotonic(), index == 0
             measurement = run_plan(plan, steps=steps, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
-            turns_by_plan[number].append(Turn(measurement=measurement, others=measurement.busy_fraction))
+            turns_by_plan[number].append(measurement)
             slowest_turn = max(slowest_turn, 0.0 if inspects else time.monotonic() - start)
         anchors.append(max(group.call(anchor_on_rank, job)))
-    counting = [quiet(turns) or [min(turns, key=lambda turn: turn.others)] for turns in turns_by_plan]
+    counting = [quiet(turns) or [min(turns, key=lambda turn: turn.busy_fraction)] for turns in turns_by_plan]
     return Measured(
-        measurements=tuple(joined(turns[0].measurement, chosen) for turns, chosen in zip(turns_by_plan, counting, strict=True)),
+        measurements=tuple(joined(turns[0], chosen) for turns, chosen in zip(turns_by_plan, counting, strict=True)),
         anchor=statistics.median(anchors),
-        others=max(turn.others for chosen in counting for turn in chosen),
+        others=max(turn.busy_fraction for chosen in counting for turn in chosen),
         turns=sum(map(len, counting)),
         discarded=sum(map(len, turns_by_plan)) - sum(map(len, counting)),
     )
@@ -126,16 +114,26 @@ def steps_of_a_turn(round_time: float, num_plans: int, expected_time: float) -> 
     return min(max(affordable, FEWEST_STEPS), STEPS)
 
 
-def quiet(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn for turn in turns if turn.others <= MOST_BUSY]
+def quiet(turns: Sequence[Measurement]) -> list[Measurement]:
+    return [turn for turn in turns if turn.busy_fraction <= MOST_BUSY]
 
 
-def joined(inspected: Measurement, turns: Sequence[Turn]) -> Measurement:
+def joined(inspected: Measurement, turns: Sequence[Measurement]) -> Measurement:
     """Merge the steps of the turns into one measurement. Memory, collectives and gradient error come from the inspected first turn."""
+    first = turns[0]
+    times = tuple(time for turn in turns for time in turn.step_times)
+    # phases of every turn; communication of the inspected one
+    parts = {name: statistics.median(turn.parts[name] for turn in turns if name in turn.parts) for name in first.parts}
     return replace(
-        merge([turn.measurement for turn in turns]),
+        first,
+        steps=len(times),
+        step_times=times,
+        step_time=statistics.median(times),
+        step_time_spread=interquartile_range(times),
+        parts=parts,
         peak_memory=inspected.peak_memory,
         memory_by_rank=inspected.memory_by_rank,
         collectives=inspected.collectives,
         gradient_error=inspected.gradient_error,
+        busy_fraction=max(turn.busy_fraction for turn in turns),
     )

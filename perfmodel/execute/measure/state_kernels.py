@@ -14,7 +14,7 @@ import torch
 from perfmodel.execute.layers.scans import causal_conv_on, delta_scan, state_scan
 from perfmodel.execute.measure.kernels import Kernel
 from perfmodel.execute.measure.stopwatch import from_memory
-from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import StreamingSample

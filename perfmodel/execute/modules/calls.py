@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
+from perfmodel.execute.importer.exported_module import VertexCalls, arguments_of, operator_name
 from perfmodel.execute.layers.norm import normalise
 from perfmodel.execute.layers.softmax import sharded_softmax
 from perfmodel.execute.layers.vocabulary import cross_entropy, local_rows
@@ -50,9 +50,7 @@ def functional(target: Any) -> Any:
 
 def function_name(node: Node) -> str:
     """Return the torch name of a node's operator, without namespace, overload and the underscore of in-place forms."""
-    schema = getattr(node.target, "_schema", None)
-    name = str(getattr(node.target, "__name__", node.target)) if schema is None else schema.name.rpartition("::")[2]
-    return name.removesuffix("_")
+    return (operator_name(node) or str(getattr(node.target, "__name__", node.target))).removesuffix("_")
 
 
 @dataclass(slots=True)
@@ -105,12 +103,12 @@ class ModuleOperator:
             bias = self._read(added, inputs, context)
             if self.vertex.kind is ImportedKind.CONVOLUTION:
                 bias = bias.reshape(-1, *[1] * (product.dim() - 2))
-            beta = _arguments(self.calls.nodes[0][0]).get("beta", 1)
+            beta = arguments_of(self.calls.nodes[0][0]).get("beta", 1)
             return self._as_network(product + (bias if beta == 1 else beta * bias), context)
         last: Any = None
         for node, bound in self.calls.nodes:
             arguments: Arguments = {}
-            for name, value in _arguments(node).items():
+            for name, value in arguments_of(node).items():
                 if not isinstance(value, torch.fx.Node):
                     arguments[name] = value
                 elif value not in bound:
@@ -194,10 +192,6 @@ class FurtherOutput:
         dims = context.operator.output.dims
         value = inputs[0].to(self.dtype)
         return value.reshape([size // context.parts(dim) if dim else size for size, dim in zip(self.shape, dims, strict=True)])
-
-
-def _arguments(node: Node) -> Arguments:
-    return arguments_of(node, node.target._schema)  # type: ignore[union-attr]
 
 
 def _as_it_is(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
@@ -394,9 +388,6 @@ def softmax_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
     x = arguments["self"] if arguments.get("dtype") is None else arguments["self"].to(arguments["dtype"])
     reduce = partial(context.all_reduce, dims=(dim,))
     return sharded_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
-
-
-_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def cross_entropy_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from perfmodel.execute.importer.exported_graph import ExportedModule, ExportedValue, arguments_of
+from perfmodel.execute.importer.exported_module import ExportedModule, ExportedValue, arguments_of
 from perfmodel.execute.importer.import_graph import export_module, find_factory
 from perfmodel.execute.modules.calls import FurtherOutput, ModuleOperator
 from perfmodel.execute.modules.views import Grouping, viewed
@@ -96,9 +96,7 @@ class UserModule:
 
     def arguments(self, vertex: int) -> Mapping[str, Any]:
         """Return the arguments of a vertex's last node by their schema names; nodes represent tensors."""
-        node = self.exported.calls[vertex].nodes[-1][0]
-        schema = getattr(node.target, "_schema", None)
-        return {} if schema is None else arguments_of(node, schema)
+        return arguments_of(self.exported.calls[vertex].nodes[-1][0])
 
     def grouping(self, vertex: int, output: int) -> Grouping:
         return self.imported.pieces.of_output(vertex, output)

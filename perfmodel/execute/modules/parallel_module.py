@@ -19,7 +19,7 @@ from perfmodel.execute.per_operator.interpret import Interpreter, NetworkEnds
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.parameters import ShardedParameters, summed
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
-from perfmodel.execute.zero.flat import Dtypes
+from perfmodel.execute.zero import Dtypes
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.layout import ZeroStage

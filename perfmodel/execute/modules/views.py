@@ -11,7 +11,8 @@ from math import prod
 
 import torch
 
-from perfmodel.execute.importer.exported_graph import EXPANSIONS, PERMUTATIONS, ExportedValue
+from perfmodel.execute.importer.exported_module import ExportedValue
+from perfmodel.execute.importer.node_views import EXPANSIONS, PERMUTATIONS
 from perfmodel.workload.imported.dims import Piece
 from perfmodel.workload.imported.views import Position, Stride
 

@@ -1,42 +1,37 @@
 """Operators that issue collectives if certain dims are sharded: halo exchange, recurrent states, LSTM.
 
-Each is an autograd function that issues exactly the traffic declared by its kind (`Operator.traffic`) in either pass. Without sharding
+Each issues exactly the traffic declared by its kind (`Operator.traffic`) in either pass. Without sharding
 it computes the same as a single process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import torch
 
+from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.workload.work import Pass
 
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+_exchange = partial(differentiable, keeps_inputs=False, is_contiguous=False)
 
 
-class _Halo(torch.autograd.Function):
-    """Halo exchange: rows of the neighbours around the local ones, `fill` at the ends. Backward returns and adds their gradients."""
+def with_halo(
+    x: torch.Tensor, *, position: int, above: int, below: int, context: OperatorContext, dim: str, fill: float, row: int
+) -> torch.Tensor:
+    """Return `x` with rows of the neighbours around the local ones, `fill` at the ends. Backward returns and adds their gradients.
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        x: torch.Tensor,
-        position: int,
-        above: int,
-        below: int,
-        fill: float,
-        noted: int,
-        context: OperatorContext,
-        dim: str,
-    ) -> torch.Tensor:
-        ctx.rest = position, above, below, noted, context, dim
-        size = x.shape[position]
-        if max(above, below) > size:
-            raise context.fail(f"a share of dim {dim} has {size} rows, a window reaches {max(above, below)} into the next; use fewer parts")
+    row   elements of one row as declared by the operator, without the corners of a second sharded dim
+    """
+    if not above and not below:
+        return x
+    size, noted = x.shape[position], (above + below) * row
+    if max(above, below) > size:
+        raise context.fail(f"a share of dim {dim} has {size} rows, a window reaches {max(above, below)} into the next; use fewer parts")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
         shape = list(x.shape)
         rows = x.new_full((), fill)
         shape[position] = above
@@ -48,11 +43,7 @@ class _Halo(torch.autograd.Function):
         context.trade(dim, up, down, top, bottom, Pass.FORWARD, noted)
         return torch.cat((top, x, bottom), position)
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        position, above, below, noted, context, dim = ctx.rest
-        gradient = gradients[0]
-        size = gradient.shape[position] - above - below
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
         up = gradient.narrow(position, 0, above).contiguous()
         down = gradient.narrow(position, above + size, below).contiguous()
         # the received gradients belong to the rows that were sent
@@ -61,66 +52,46 @@ class _Halo(torch.autograd.Function):
         result = gradient.narrow(position, above, size).clone()
         result.narrow(position, 0, below).add_(from_up)
         result.narrow(position, size - above, above).add_(from_down)
-        return result, None, None, None, None, None, None, None
+        return result
 
-
-def with_halo(
-    x: torch.Tensor, *, position: int, above: int, below: int, context: OperatorContext, dim: str, fill: float, row: int
-) -> torch.Tensor:
-    """Return `x` with halo rows. `row`: elements of one row as declared by the operator, without the corners of a second sharded dim."""
-    if not above and not below:
-        return x
-    return _Halo.apply(x, position, above, below, fill, (above + below) * row, context, dim)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ReceiveState(torch.autograd.Function):
-    """Receive of the final state of the previous shard, zero on the first; backward sends its gradient back."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, shape: tuple[int, ...], context: OperatorContext, dim: str) -> torch.Tensor:
-        ctx.rest = context, dim
-        state, none = x.new_zeros(shape), x.new_empty(0)
-        context.trade(dim, none, none, state, none, Pass.FORWARD, 0, is_noted=False)
-        return state
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        context, dim = ctx.rest
-        none = gradients[0].new_empty(0)
-        context.trade(dim, gradients[0].contiguous(), none, none, none, Pass.BACKWARD, gradients[0].numel())
-        return None, None, None, None
-
-
-class _SendState(torch.autograd.Function):
-    """Send of the final state to the next shard, returning the output; backward receives the state's gradient, zero on the last."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, output: torch.Tensor, state: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
-        ctx.rest = context, dim, state.shape
-        none = state.new_empty(0)
-        context.trade(dim, none, state.contiguous(), none, none, Pass.FORWARD, state.numel())
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        context, dim, shape = ctx.rest
-        for_state, none = gradients[0].new_zeros(shape), gradients[0].new_empty(0)
-        context.trade(dim, none, none, none, for_state, Pass.BACKWARD, 0, is_noted=False)
-        return gradients[0], for_state, None, None
+    return _exchange(forward, backward)(x)
 
 
 def state_before(x: torch.Tensor, shape: tuple[int, ...], *, context: OperatorContext, dim: str) -> torch.Tensor:
-    """Return the initial state of this rank's shard of `x` in a recurrence along `dim`."""
+    """Return the initial state of this rank's shard of `x` in a recurrence along `dim`: the final state of the previous shard, zero on the
+    first. Backward sends its gradient back."""
     if context.parts(dim) == 1:
         return x.new_zeros(shape)
-    return _ReceiveState.apply(x, shape, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+    none = x.new_empty(0)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        state = x.new_zeros(shape)
+        context.trade(dim, none, none, state, none, Pass.FORWARD, 0, is_noted=False)
+        return state
+
+    def backward(gradient: torch.Tensor) -> None:
+        context.trade(dim, gradient.contiguous(), none, none, none, Pass.BACKWARD, gradient.numel())
+
+    return _exchange(forward, backward)(x)
 
 
 def with_state_sent(output: torch.Tensor, state: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
-    """Send the final state of this rank's shard of a recurrence along `dim`, and return the output."""
+    """Send the final state of this rank's shard of a recurrence along `dim`, and return the output. Backward receives the state's
+    gradient, zero on the last shard."""
     if context.parts(dim) == 1:
         return output
-    return _SendState.apply(output, state, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+    shape, none = state.shape, state.new_empty(0)
+
+    def forward(output: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        context.trade(dim, none, state.contiguous(), none, none, Pass.FORWARD, state.numel())
+        return output.view_as(output)
+
+    def backward(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for_state = gradient.new_zeros(shape)
+        context.trade(dim, none, none, none, for_state, Pass.BACKWARD, 0, is_noted=False)
+        return gradient, for_state
+
+    return _exchange(forward, backward)(output, state)
 
 
 Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -150,19 +121,20 @@ def lstm_cell_backward(
     return for_cell * f
 
 
-class _Lstm(torch.autograd.Function):
-    """LSTM over gates [b,s,4,e] with weight [4,e,k] -> h [b,s,e], from a zero state; e may be sharded, k is not.
+def lstm(gates: torch.Tensor, weight: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
+    """Run an LSTM over gates [b,s,4,e] with weight [4,e,k] -> h [b,s,e], from a zero state; e may be sharded, k is not.
 
     The first step has no previous h. With e sharded, each other step all-gathers h, and reduce-scatters its gradient in backward.
     """
+    batch, steps, _, hidden = gates.shape
+    has_weight_gradient = weight.requires_grad
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, gates: torch.Tensor, weight: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
-        batch, steps, _, hidden = gates.shape
+    def forward(gates: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         matrix = weight.flatten(0, 1).t()
         cell = gates.new_zeros(batch, hidden)
-        active, cells, gathered = [], [], []
+        active: list[torch.Tensor] = []
         hiddens: list[torch.Tensor] = []
+        cells, gathered = [], []
         for step in range(steps):
             sums = gates[:, step]
             if step:
@@ -170,39 +142,32 @@ class _Lstm(torch.autograd.Function):
                 gathered.append(previous)
                 sums = sums + (previous @ matrix).view(batch, 4, hidden)
             gate_values, cell, output = lstm_cell(sums, cell)
-            active.append(gate_values)
+            active += gate_values
             cells.append(cell)
             hiddens.append(output)
-        ctx.save_for_backward(weight, *(value for values in active for value in values), *cells, *gathered)
-        ctx.rest = batch, steps, hidden, context, dim
-        return torch.stack(hiddens, 1)
+        return torch.stack(hiddens, 1), weight, *active, *cells, *gathered
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        weight, *kept = ctx.saved_tensors
-        batch, steps, hidden, context, dim = ctx.rest
+    def backward(gradient: torch.Tensor, weight: torch.Tensor, *kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         active = [kept[4 * step : 4 * step + 4] for step in range(steps)]
         cells, gathered = kept[4 * steps : 5 * steps], kept[5 * steps :]
         matrix = weight.flatten(0, 1)
-        into = gradients[0].new_empty(batch, steps, 4, hidden)
-        for_hidden, for_cell = gradients[0].new_zeros(batch, hidden), gradients[0].new_zeros(batch, hidden)
+        into = gradient.new_empty(batch, steps, 4, hidden)
+        for_hidden, for_cell = gradient.new_zeros(batch, hidden), gradient.new_zeros(batch, hidden)
         for step in reversed(range(steps)):
-            above = gradients[0][:, step] + for_hidden
+            above = gradient[:, step] + for_hidden
             for_cell = lstm_cell_backward(into[:, step], above, for_cell, active[step], cells[step], cells[step - 1] if step else None)
             if step:
                 for_hidden = context.scatter_last(into[:, step].flatten(1) @ matrix, dim, Pass.BACKWARD)
         for_weight = None
-        if ctx.needs_input_grad[1]:
+        if has_weight_gradient:
             if gathered:
                 rows = into[:, 1:].flatten(2).flatten(0, 1)
                 for_weight = (rows.t() @ torch.stack(gathered, 1).flatten(0, 1)).view(weight.shape)
             else:
                 for_weight = torch.zeros_like(weight)
-        return into, for_weight, None, None
+        return into, for_weight
 
-
-def lstm(gates: torch.Tensor, weight: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
-    return _Lstm.apply(gates, weight, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchange(forward, backward)(gates, weight)
 
 
 def shares(x: torch.Tensor, parts: Sequence[int]) -> list[torch.Tensor]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers import masks
+from perfmodel.execute.layers import masks, norm, recurrence
 from perfmodel.execute.layers.activations import ACTIVATIONS
 from perfmodel.execute.layers.attention import alibi_bias, alibi_slopes, attention, causal_attention
 from perfmodel.execute.layers.norm import layer_norm, normalise, rms_norm, wide
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.softmax import seen_softmax, sharded_softmax
 from perfmodel.execute.layers.vocabulary import bag_vectors, cross_entropy, token_vectors
-from perfmodel.execute.per_operator import mixers
-from perfmodel.execute.per_operator.collective_rules import joined, lstm, shares, with_halo
+from perfmodel.execute.per_operator.collective_rules import joined, lstm, shares, state_before, with_halo, with_state_sent
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.workload.graph import Operand
 
@@ -286,11 +286,72 @@ def _interaction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return torch.cat((inputs[0], products[:, rows, columns]), 1)
 
 
+# Mixers other than plain attention. A recurrence runs this rank's shard of the positions in one piece.
+
+
+def _number(context: OperatorContext, name: str) -> int:
+    return int(context.operator.settings[name])  # type: ignore[arg-type]
+
+
+def piece(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    output = context.operator.output.dims
+    return inputs[0].narrow(-1, _number(context, "start"), context.operator.dims[output[-1]])
+
+
+def copy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return inputs[0].clone(memory_format=torch.contiguous_format)
+
+
+def side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """Concatenate along the last position; the second operand is expanded along the dims that it lacks."""
+    first, second = inputs
+    ours, theirs = (operand.dims for operand in context.operator.inputs)
+    for position, dim in enumerate(ours[:-1]):
+        if dim not in theirs:
+            second = second.unsqueeze(position)
+    return torch.cat((first, second.expand(*first.shape[:-1], -1)), -1)
+
+
+def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """Compute the causal convolution of x [b,s,m,c] with weight [m,c,taps] and bias [m,c]."""
+    x, weight = inputs[:2]
+    before, positions = _number(context, "taps") - 1, context.operator.inputs[0].dims[1]
+    if context.parts(positions) > 1:
+        row = x.numel() // x.shape[1]
+        x = with_halo(x, position=1, above=before, below=0, context=context, dim=positions, fill=0.0, row=row)
+    else:
+        x = F.pad(x, (0, 0, 0, 0, before, 0))
+    return recurrence.causal_conv(x, weight, inputs[2] if len(inputs) > 2 else None)
+
+
+def gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    x, gate, weight = inputs
+    return norm.gated_norm(x, gate, weight, _number(context, "width"), bool(context.operator.settings["gates_first"]))
+
+
+def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    heads = inputs[1].shape[2:]
+    return _scanned(recurrence.state_scan, inputs, (*heads, _number(context, "head_dim"), _number(context, "state")), context)
+
+
+def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    heads = inputs[2].shape
+    return _scanned(recurrence.delta_scan, inputs, (*heads, _number(context, "key_dim"), _number(context, "value_dim")), context)
+
+
+def _scanned(scan: Callable[..., Any], inputs: Tensors, state: tuple[int, ...], context: OperatorContext) -> torch.Tensor:
+    """Scan the local positions from the state of those before them, which is received, and send the state after them."""
+    x, steps, *parameters = inputs
+    positions = context.operator.inputs[0].dims[1]
+    y, after = scan(x, steps, state_before(x, (x.shape[0], *state), context=context, dim=positions), *parameters)
+    return with_state_sent(y, after, context=context, dim=positions)
+
+
 FUNCTIONS: Mapping[str, NetworkFunction] = {
     "attention": _attention,
     "batch_norm": _batch_norm,
     "binary_cross_entropy": _binary_cross_entropy,
-    "concat": lambda inputs, context: torch.cat(list(inputs), mixers.number(context, "axis")),
+    "concat": lambda inputs, context: torch.cat(list(inputs), _number(context, "axis")),
     "convolution": _convolution,
     "cross_entropy": _cross_entropy,
     # a run has no dropout: a single process would draw another mask, and gradients could not be compared
@@ -308,7 +369,13 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "reduction": _reduction,
     "rms_norm": partial(_row_norm, centred=False),
     "rotary": _rotary,
-    "select": lambda inputs, context: inputs[0].select(mixers.number(context, "axis"), mixers.number(context, "index")),
+    "select": lambda inputs, context: inputs[0].select(_number(context, "axis"), _number(context, "index")),
     "softmax": _softmax,
-    **mixers.FUNCTIONS,
+    "piece": piece,
+    "copy": copy,
+    "side_by_side": side_by_side,
+    "causal_conv": causal_conv,
+    "gated_norm": gated_norm,
+    "state_scan": state_scan,
+    "delta_scan": delta_scan,
 }

@@ -7,7 +7,8 @@ stage has a mesh of its own, one after another; ranks here are counted within a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 from math import prod
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import IssuedTraffic
+from perfmodel.execute.local import gathered, scattered
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
@@ -44,7 +47,6 @@ class NetworkMesh:
     """One rank's coordinates and process groups. A mesh without axes is a single process: collectives do nothing.
 
     num_stages     pipeline stages; `stage` is this rank's
-    uses_dtensor   redistribute through DTensor and functional collectives where they support it; otherwise call collectives directly
     record         issued collectives if recording is on; else None
     padding        elements issued in addition to the record: uneven sharding on the way to a layout enlarges the
                    shards of a gather or scatter, and makes those of an all-to-all unequal; halos along a second dim have corners
@@ -52,8 +54,8 @@ class NetworkMesh:
     indices, moves cached index sets of shards, and cached redistributions
     """
 
-    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
-        self.worker, self.uses_dtensor, self.num_stages = worker, uses_dtensor, num_stages
+    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1) -> None:
+        self.worker, self.num_stages = worker, num_stages
         self.axes = tuple(axis for axis in axes if axis.size > 1)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.num_ranks = prod(self.sizes.values())
@@ -111,8 +113,8 @@ class NetworkMesh:
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
-        key = self._key(chosen)
-        if key not in self.worker.cache:
+
+        def make() -> DeviceMesh:
             mine = dist.group.WORLD
             if len(self.members(chosen)) < self.num_ranks * self.num_stages:
                 for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
@@ -122,8 +124,9 @@ class NetworkMesh:
                     group = dist.new_group([stage * self.num_ranks + member for member in members])
                     if stage == self.stage and self.rank in members:
                         mine = group
-            self.worker.cache[key] = DeviceMesh.from_group(mine, self.device)
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+            return DeviceMesh.from_group(mine, self.device)
+
+        return self.worker.cached(self._key(chosen), make)
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
         """Return the mesh for `fully_shard`: replicas by shards, or shards alone."""
@@ -131,13 +134,12 @@ class NetworkMesh:
         over, of = self.group(replicas), self.group(shards)
         if over is None or of is None:
             return of
-        key = ("shards and replicas", self._key(shards), self._key(replicas))
-        if key not in self.worker.cache:
-            ranks = [[self.world_rank(rank) for rank in self.members(shards, replica)] for replica in self.members(replicas)]
-            groups = [over.get_group(), of.get_group()]
-            names = ("replicas", "shards")
-            self.worker.cache[key] = DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names)
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        ranks = [[self.world_rank(rank) for rank in self.members(shards, replica)] for replica in self.members(replicas)]
+        groups, names = [over.get_group(), of.get_group()], ("replicas", "shards")
+        return self.worker.cached(
+            ("shards and replicas", self._key(shards), self._key(replicas)),
+            lambda: DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names),
+        )
 
     def _key(self, axes: frozenset[str]) -> tuple[object, ...]:
         shape = tuple(axis.size for axis in self.axes)
@@ -146,11 +148,10 @@ class NetworkMesh:
     def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
         """Return the group of ranks with this rank's coordinates in these stages. Collective over the world, in the same order."""
         chosen = sorted({stage % self.num_stages for stage in stages})
-        key = ("network holders", self.num_stages, self.num_ranks, *chosen)
-        if key not in self.worker.cache:
-            groups = [dist.new_group([stage * self.num_ranks + rank for stage in chosen]) for rank in range(self.num_ranks)]
-            self.worker.cache[key] = groups[self.rank]
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        return self.worker.cached(
+            ("network holders", self.num_stages, self.num_ranks, *chosen),
+            lambda: [dist.new_group([stage * self.num_ranks + rank for stage in chosen]) for rank in range(self.num_ranks)][self.rank],
+        )
 
     def world_rank(self, rank: int) -> int:
         """Return the world rank of a rank of this stage."""
@@ -166,6 +167,15 @@ class NetworkMesh:
     def process_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         group = self.group(axes)
         return None if group is None else group.get_group()
+
+    @contextmanager
+    def recording(self, issued: IssuedTraffic) -> Iterator[None]:
+        """Record the collectives that are issued meanwhile."""
+        self.record, self.padding = issued.record, issued.padding
+        try:
+            yield
+        finally:
+            self.record = None
 
     def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose, *, issued: float = -1.0) -> None:
         """Record a collective. `issued`: actual number of elements if it differs from that of even sharding."""
@@ -209,15 +219,12 @@ def all_gather(
 ) -> torch.Tensor:
     """Return [ways, ...]: the tensor of each group member, in the order of `NetworkMesh.members`. `num_elements`: recorded size."""
     axes = tuple(axes)
-    group = mesh.process_group(axes)
+    group, rows = mesh.process_group(axes), tensor.unsqueeze(0)
     if group is None:
-        return tensor.unsqueeze(0)
-    ways = dist.get_world_size(group)
-    pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    issued = pieces.numel()
+        return rows
+    issued = tensor.numel() * mesh.size(axes)
     mesh.note(CollectiveKind.ALL_GATHER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
-    dist.all_gather_into_tensor(pieces.view(-1), tensor.contiguous().view(-1), group=group)
-    return pieces
+    return gathered(rows, 0, group)
 
 
 def reduce_scatter(
@@ -228,8 +235,6 @@ def reduce_scatter(
     group = mesh.process_group(axes)
     if group is None:
         return pieces.squeeze(0)
-    result = torch.empty(pieces.shape[1:], dtype=pieces.dtype, device=pieces.device)
     issued = pieces.numel()
     mesh.note(CollectiveKind.REDUCE_SCATTER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
-    dist.reduce_scatter_tensor(result.view(-1), pieces.contiguous().view(-1), group=group)
-    return result
+    return scattered(pieces, 0, group).squeeze(0)

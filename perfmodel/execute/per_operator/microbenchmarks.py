@@ -7,15 +7,16 @@ in the operator kinds (`perfmodel.workload.kinds`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.measure.kernels import Kernel, both_passes, with_gradient
+from perfmodel.execute.measure.kernels import Kernel, Operands, both_passes, passes_of
 from perfmodel.execute.measure.stopwatch import in_rotation
 from perfmodel.execute.per_operator.collective_rules import lstm_cell, lstm_cell_backward
-from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample
@@ -74,24 +75,14 @@ def pooling_kernels(shape: tuple[int, int, int, int, int], dtype: Dtype, device:
     item = options["dtype"].itemsize
     read, written = float(batch * channels * side * side * item), float(batch * channels * out * out * item)
 
-    def forward(pool: Callable[..., torch.Tensor]) -> Callable[[], Callable[[], object]]:
-        def make() -> Callable[[], object]:
-            x = torch.randn(batch, channels, side, side, **options).requires_grad_()
-            return lambda: pool(x, window, stride)
-
-        return make
-
-    def backward(pool: Callable[..., torch.Tensor]) -> Callable[[], Callable[[], object]]:
-        def make() -> Callable[[], object]:
-            x = torch.randn(batch, channels, side, side, **options).requires_grad_()
-            return with_gradient(lambda x: pool(x, window, stride), x)
-
-        return make
+    def operands(pool: Callable[..., torch.Tensor]) -> Operands:
+        x = torch.randn(batch, channels, side, side, **options).requires_grad_()
+        return lambda: pool(x, window, stride), (x,)
 
     # indices of the maxima have 8 bytes, which the operator kind counts as two entries
     for kernel, pool, kept in ((KernelClass.MAX_POOLING, F.max_pool2d, 2.0), (KernelClass.AVERAGE_POOLING, F.avg_pool2d, 0.0)):
         moved = read + written * (1.0 + kept)
-        yield from both_passes(kernel, (forward(pool), backward(pool)), (moved, moved), window * window * written / item)
+        yield from both_passes(kernel, passes_of(partial(operands, pool)), (moved, moved), window * window * written / item)
 
 
 def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:

@@ -27,7 +27,7 @@ from perfmodel.execute.per_operator.parameters import KINDS
 from perfmodel.execute.per_operator.pipeline import NetworkStage, StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
-from perfmodel.execute.zero.flat import Dtypes, dtypes_of
+from perfmodel.execute.zero import Dtypes, dtypes_of
 from perfmodel.parallel.algebra.sharding import Held, Layout
 from perfmodel.parallel.layout import ParallelLayout, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment
@@ -100,13 +100,12 @@ class NetworkProgram:
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: Plan | None = None,
-        uses_dtensor: bool = True,
         module: UserModule | None = None,
     ) -> None:
         check_runnable(network, plan, functions if module is None else {operator.kind for operator in network.operators})
         self.worker, self.plan, self.given, self.module, self.seed = worker, plan, network, module, seed
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp, uses_dtensor=uses_dtensor)
+        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp)
         dtypes = dtypes_of(plan.job.precision) if dtype is None else Dtypes(weight=dtype, reduce=dtype, master=dtype)
         self.dtype = dtypes.weight
         self.derivation = derive_assigned(self.network, plan.cuts)
@@ -292,6 +291,11 @@ class NetworkProgram:
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients before the update, in the layouts of their parameters. Collective: call it on every rank."""
         return dict(self.parameters.gradients())
+
+    @property
+    def sent_elements(self) -> int:
+        """Elements sent to neighbouring stages in a step."""
+        return 0 if self.pipeline is None else self.pipeline.sent_elements
 
     def release(self) -> None:
         """Free all memory that persists between steps, except parameters and data."""

@@ -27,7 +27,6 @@ class NetworkOptions:
     steps             steps, each with an update by `optimizer` ("": the plan's)
     dtype             name of a torch dtype; "": those of the plan's precision
     compares_outputs  also compare every operator's output
-    uses_dtensor      redistribute through DTensor; otherwise call the same collectives directly
     module            the user's module that the network was imported from
     functions         torch functions of additional kinds: kind -> function(inputs, context); importable by the workers
     """
@@ -38,6 +37,5 @@ class NetworkOptions:
     optimizer: str = Optimizer.SGD
     learning_rate: float = 0.1
     compares_outputs: bool = False
-    uses_dtensor: bool = True
     module: ModuleReference | None = None
     functions: Mapping[str, NetworkFunction] = field(default_factory=dict)

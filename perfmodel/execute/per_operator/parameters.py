@@ -23,8 +23,7 @@ from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_reduce, begin_all_reduce
-from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
-from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
+from perfmodel.execute.zero import Dtypes, FlatUnit, ShardOptimizer, build_optimizer, state_of, update
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traffic, unit_traffic
 from perfmodel.parallel.plan import Plan
@@ -73,13 +72,6 @@ class Parameters:
         """Whether gradients are accumulated in another dtype than that of backward."""
         return self.dtypes.reduce != self.dtypes.weight
 
-    def _register_hooks(self) -> None:
-        """Register hooks that add each gradient to its sum as soon as it is computed."""
-        if self.adds_up and not self._has_hooks:
-            for name in self.unreduced:
-                self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
-        self._has_hooks = True
-
     def read(self, name: str) -> torch.Tensor:
         """Return a parameter as an operator reads it."""
         return self.tensors[name] if name in self.tensors else self.frozen[name]
@@ -91,7 +83,10 @@ class Parameters:
     def begin_step(self) -> None:
         """Give each gradient its own buffer if several micro-batches accumulate: autograd may return one tensor as the gradient of two
         parameters (both biases of a sum, one sample per rank), and accumulation must not add to it twice."""
-        self._register_hooks()
+        if self.adds_up and not self._has_hooks:  # that add each gradient to its sum as soon as it is computed
+            for name in self.unreduced:
+                self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
+        self._has_hooks = True
         for name in self.unreduced:
             parameter = self.tensors[name]
             parameter.grad = torch.zeros_like(parameter) if self.times > 1 and not self.adds_up else None
@@ -196,54 +191,35 @@ class FlatParameters(Parameters):
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
         self.masters = {}
-        self.launches = False
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
-            unit_tensors = [tensors[name] for name in unit.parameters]
             shards = unit.shard_axes if self.plan.zero else frozenset[str]()
             flat = FlatUnit(
-                [tensor.numel() for tensor in unit_tensors],
+                {name: tensors[name].numel() for name in unit.parameters},
                 shard_group=self.mesh.process_group(shards),
                 replica_group=self.mesh.process_group(unit.axes - shards),
                 dtypes=self.dtypes,
                 device=self.mesh.device,
             )
-            exact = torch.zeros_like(flat.weights, dtype=self.dtypes.master)
-            for tensor, span in zip(unit_tensors, flat.places, strict=True):
-                exact[span] = tensor.detach().reshape(-1)
-            flat.weights.copy_(exact)
-            flat.master.copy_(exact[flat.shard])
-            for name, tensor, span in zip(unit.parameters, unit_tensors, flat.places, strict=True):
-                self.tensors[name] = flat.weights[span].view(tensor.shape).detach().requires_grad_()
-                self.sums[name] = flat.gradients[span].view(tensor.shape)
+            flat.fill((name, tensors[name].detach()) for name in unit.parameters)
+            for name, span in flat.places.items():
+                parameter = self.tensors[name] = flat.weights[span].view(tensors[name].shape).detach().requires_grad_()
+                parameter.register_post_accumulate_grad_hook(partial(flat.accumulate, name, local_tensor))
             self.flat.append((unit, flat))
         masters = [flat.master for _, flat in self.flat]
         # a stage may have no parameters
         self._optimizer = build_optimizer(self.optimizer, masters, learning_rate=self.learning_rate) if masters else None
 
     def begin_step(self) -> None:
-        self._register_hooks()
-        for unit, flat in self.flat:
-            flat.gradients.zero_()
-            flat.missing = len(unit.parameters) * self.times
-            for name in unit.parameters:
-                self.tensors[name].grad = None if self.adds_up else self.sums[name]
-
-    def _register_hooks(self) -> None:
-        super()._register_hooks()
-        if not self.launches:
-            self.launches = True
-            for unit, flat in self.flat:
-                for name in unit.parameters:
-                    self.tensors[name].register_post_accumulate_grad_hook(flat.arrived)
+        for _, flat in self.flat:
+            flat.begin_step(self.times)
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
         yield from (flat.gradients[flat.shard] for owner, flat in self.flat if owner is unit)
 
     def _reduce(self) -> None:
         for _, flat in self.flat:
-            if flat.missing > 0:  # a parameter without a reader has no gradient
-                flat.launch()
+            flat.complete()
         for unit, flat in self.flat:
             flat.finish()
             if unit.axes:
@@ -254,9 +230,9 @@ class FlatParameters(Parameters):
             update(self._optimizer, [flat for _, flat in self.flat])
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for unit, flat in self.flat:
+        for _, flat in self.flat:
             full = flat.full_gradients()
-            for name, span in zip(unit.parameters, flat.places, strict=True):
+            for name, span in flat.places.items():
                 yield name, full[span].view(self.tensors[name].shape).clone()
 
     def stored(self) -> Iterator[torch.Tensor]:

@@ -10,15 +10,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from perfmodel.execute.launch.launch import WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.launch.rank_results import TOLERANCE, IssuedTraffic, RankCheck, communication_times, slowest_times, worst_error
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.execute.runner import num_devices, pick_device
-from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError, RunError
@@ -29,9 +28,6 @@ from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import interquartile_range
 from perfmodel.workload.graph import Graph, TensorRole
-
-if TYPE_CHECKING:
-    from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
 
 #: Largest relative error that counts as round-off, by dtype. Measured errors are a hundred times smaller. In the plan's own precision (""),
 #: which may be bf16, errors of 3 % of a gradient were measured.
@@ -69,9 +65,9 @@ class ElementBytes:
 _CHECK = ("perfmodel.execute.per_operator.worker", "check_on_rank")
 _MEASURE = ("perfmodel.execute.per_operator.worker", "measure_on_rank")
 
-#: Default options of checks and of timed runs. DTensor's overhead per small collective is not part of a prediction.
+#: Default options of checks and of timed runs.
 CHECKED = NetworkOptions()
-TIMED = NetworkOptions(learning_rate=1e-3, uses_dtensor=False)
+TIMED = NetworkOptions(learning_rate=1e-3)
 
 
 def check_network_plan(
@@ -107,7 +103,7 @@ def assemble_check(network: Graph, plan: Plan, results: Sequence[RankCheck], dty
     losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
     gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
-    traffic = compare_traffic(network, plan, results, ElementBytes.of(plan, dtype))
+    traffic = compare_traffic(network, plan, [result.issued for result in results], ElementBytes.of(plan, dtype))
     checked = {name for result in results for name in result.gradient_errors}
     trained = [tensor.name for tensor in network.parameters if tensor.has_gradient and tensor.name in network.readers()]
     if lost := [name for name in trained if name not in checked]:
@@ -145,7 +141,7 @@ def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]
     return expected
 
 
-def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], sizes: ElementBytes) -> tuple[NetworkTraffic, ...]:
+def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[IssuedTraffic], sizes: ElementBytes) -> tuple[NetworkTraffic, ...]:
     """Return the traffic that the ranks of each stage issued, with element sizes. Raise RunError unless it equals the plan's traffic
     and the counts of torch's dispatcher."""
     issued: Counter[NetworkTraffic] = Counter()
@@ -156,7 +152,7 @@ def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | Rank
 
 
 def _compare_stage(
-    network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], sizes: ElementBytes
+    network: Graph, plan: Plan, stage: int, ranks: Mapping[int, IssuedTraffic], sizes: ElementBytes
 ) -> Counter[NetworkTraffic]:
     # indices computed by operators are not part of a plan's traffic; additional outputs are moved with the first output of their operator
     outside_plan = {operator.inputs[0].tensor for operator in network.operators if operator.kind == "part"}
@@ -272,9 +268,8 @@ def measure_network_plans(
         busy_fraction = processor_use(workers.pids).others_since(use)
     measurements = []
     for index, plan in enumerate(plans):
-        times_of_ranks = [rank[0][index] for rank in ranks]
-        times = tuple(max(column) for column in zip(*(rank.times for rank in times_of_ranks), strict=True))
-        names = dict.fromkeys(name for rank in times_of_ranks for name in rank.tally.times)
+        measured = [rank[0][index] for rank in ranks]
+        times = slowest_times(measured)
         measurements.append(
             NetworkMeasurement(
                 plan=plan,
@@ -282,13 +277,13 @@ def measure_network_plans(
                 step_time_spread=interquartile_range(times),
                 step_times=times,
                 warmup=warmup,
-                loss=sum(rank.share for rank in times_of_ranks),
+                loss=sum(rank.first_loss_share for rank in measured),
                 gradient_error=errors[index],
-                traffic=compare_traffic(network, plan, times_of_ranks, ElementBytes.of(plan)),
+                traffic=compare_traffic(network, plan, [rank.issued for rank in measured], ElementBytes.of(plan)),
                 device=device,
                 chip=ranks[0][1],
-                parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},
-                memory_by_rank=tuple(rank.peak_memory for rank in times_of_ranks),
+                parts=communication_times(measured),
+                memory_by_rank=tuple(rank.peak_memory for rank in measured),
                 software=ranks[0][2],
                 busy_fraction=busy_fraction,
             )

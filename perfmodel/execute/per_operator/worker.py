@@ -5,26 +5,25 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
+from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR, IssuedTraffic, RankCheck, RankMeasurement
+from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
-from perfmodel.execute.measure.measure import count_step, describe_on_rank, synchronize
+from perfmodel.execute.measure.measure import count_step, describe_on_rank, timed
 from perfmodel.execute.modules.module import UserModule
 from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
-from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
+from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.work import Pass
@@ -48,40 +47,26 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
         learning_rate=options.learning_rate,
         functions=options.functions,
         imitate=imitate,
-        uses_dtensor=options.uses_dtensor,
         module=_module(worker, options),
     )
 
 
 def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
     """Return the user's module, built once."""
-    if options.module is None:
+    if (given := options.module) is None:
         return None
-    kept: dict[object, UserModule] = worker.cache.setdefault("user's module", {})
-    key = (options.module, options.seed)
-    if key not in kept:
-        kept.clear()
-        worker.beat(f"making {options.module.name}")
-        kept[key] = UserModule.named(options.module.name, options.module.inputs, seed=options.seed)
-    return kept[key]
+    worker.beat(f"making {given.name}")
+    return worker.latest("user's module", (given, options.seed), lambda: UserModule.named(given.name, given.inputs, seed=options.seed))
 
 
 def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
     """Return losses, and first-step gradients and outputs, of one process; cached for later plans of the same network."""
-    copied = [
-        (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
-        for operator in network.operators
-        if operator.settings.get("synchronised") is False
-    ]
-    key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
-    kept: dict[str, _Reference] = worker.cache.setdefault("network reference", {})
-    if key not in kept and (module := _module(worker, options)) is not None:
-        kept.clear()
-        worker.beat("reference")
-        loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
-        kept[key] = _Reference([loss], gradients, {})
-    if key not in kept:
-        kept.clear()
+
+    def run() -> _Reference:
+        if (module := _module(worker, options)) is not None:
+            worker.beat("reference")
+            loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
+            return _Reference([loss], gradients, {})
         program = _build(worker, network, one_process(network, plan), options, plan)
         outputs: dict[str, torch.Tensor] = {}
         if options.compares_outputs:
@@ -94,37 +79,35 @@ def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptio
             if step == 0:
                 gradients = program.gradients()
             program.update()
-        kept[key] = _Reference(losses, gradients, outputs)
-    return kept[key]
+        return _Reference(losses, gradients, outputs)
+
+    copied = [
+        (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
+        for operator in network.operators
+        if operator.settings.get("synchronised") is False
+    ]
+    key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
+    return worker.latest("network reference", key, run)
 
 
-def _broadcast(worker: Worker, tensors: dict[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Broadcast `tensors` of rank 0 to all ranks, in few messages."""
-    limit, batch = 1 << 24, []
-    names = list(shapes)
-    for position, name in enumerate(names):
-        batch.append(name)
-        sizes = [int(torch.Size(shapes[entry]).numel()) for entry in batch]
-        if sum(sizes) < limit and position + 1 < len(names):
-            continue
-        worker.beat(f"comparing {name}")
-        if worker.rank == 0:
-            flat = torch.cat([tensors[entry].to(dtype).reshape(-1) for entry in batch])
-        else:
-            flat = torch.empty(sum(sizes), dtype=dtype, device=worker.device)
-        dist.broadcast(flat, 0)
-        for entry, piece in zip(batch, flat.split(sizes), strict=True):
-            tensors[entry] = piece.view(shapes[entry])
-        batch = []
+def _output_errors(
+    worker: Worker, program: NetworkProgram, outputs: dict[str, torch.Tensor], reference: dict[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """Return the error of each operator's output. The padding of an activation has no meaning, so padded ones are not compared."""
+    left, tensors = program.derivation.left, program.network.tensors
+    resolved = {}
+    for operator in program.network.operators:
+        name = operator.output.tensor
+        purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
+        resolved[name] = Redistribution(left[name], left[name].resolved(), tensors[name].shape, program.mesh, purpose)(outputs[name])
+    resolved = {name: tensor for name, tensor in resolved.items() if program.given.tensors[name].shape == tensors[name].shape}
+    layouts = {name: left[name].resolved() for name in resolved}
+    return errors_on_rank(worker, resolved, reference, partial(_expected, program, layouts), dtype=dtype)
 
 
-def _relative(actual: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
-    if actual.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    size = max(float(expected.abs().max()), floor)
-    return float((actual - expected).abs().max()) / size if size else float(actual.abs().max())
+def _expected(program: NetworkProgram, layouts: Mapping[str, Layout], name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return this rank's part of a tensor of one process; nothing if the rank has no layout of it."""
+    return {name: local_part(program.padded(name, tensor), layouts[name], program.mesh)} if name in layouts else {}
 
 
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
@@ -141,13 +124,13 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
     for step in range(options.steps):
         worker.beat(f"step {step}")
         if step == 0:
-            program.mesh.record, program.mesh.padding = Counter(), Counter()
-            with counter:
-                share = program.forward_backward()
-            own_gradients = program.gradients()
-            with counter:
-                program.update()
-            record, program.mesh.record = program.mesh.record, None
+            with program.mesh.recording(issued := IssuedTraffic()):
+                with counter:
+                    share = program.forward_backward()
+                own_gradients = program.gradients()
+                with counter:
+                    program.update()
+            issued.tally, issued.sent_elements = counter.tally, program.sent_elements
         else:
             share = program.step()
         share = share.detach().double().reshape(1)
@@ -155,70 +138,40 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
         losses.append(float(share))
 
     reference = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
-    header: list[Any] = [
-        reference.losses,
-        {name: tuple(g.shape) for name, g in reference.gradients.items()},
-        {n: tuple(o.shape) for n, o in reference.outputs.items()},
-    ]
-    dist.broadcast_object_list(header)
-    expected_losses, gradient_shapes, output_shapes = header
-    dtype = getattr(torch, options.dtype or "float32")
-    gradients, expected_outputs = dict(reference.gradients), dict(reference.outputs)
-    _broadcast(worker, gradients, gradient_shapes, dtype)
-    _broadcast(worker, expected_outputs, output_shapes, dtype)
-
     loss_errors = {
-        f"step {step}": abs(loss - expected) / max(abs(expected), 1e-30)
-        for step, (loss, expected) in enumerate(zip(losses, expected_losses, strict=True))
+        f"step {step}": abs(loss - wanted) / max(abs(wanted), 1e-30)
+        for step, (loss, wanted) in enumerate(zip(losses, from_first_rank(reference.losses), strict=True))
     }
-    largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
-    gradient_errors = {}
-    for name, gradient in own_gradients.items():
-        expected = local_part(program.padded(name, gradients[name]), program.layouts[name], program.mesh)
-        gradient_errors[name] = _relative(gradient, expected, ROUND_OFF_FLOOR * largest)
-    output_errors = {}
-    if options.compares_outputs:
-        for operator in program.network.operators:
-            name = operator.output.tensor
-            left = program.derivation.left[name]
-            purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
-            resolved = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
-            given = network.tensors[name].shape
-            if given == program.network.tensors[name].shape:  # the padding of an activation has no meaning
-                expected = local_part(program.padded(name, expected_outputs[name]), left.resolved(), program.mesh)
-                output_errors[name] = _relative(resolved, expected, 0.0)
-    sent = program.pipeline.sent_elements if program.pipeline is not None else 0
-    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
+    dtype = getattr(torch, options.dtype or "float32")
+    expected = partial(_expected, program, program.layouts)
+    gradient_errors = errors_on_rank(worker, own_gradients, reference.gradients, expected, dtype=dtype, floor=ROUND_OFF_FLOOR)
+    output_errors = _output_errors(worker, program, outputs, reference.outputs, dtype) if options.compares_outputs else {}
+    return RankCheck(losses, loss_errors, gradient_errors, output_errors, issued)
 
 
 def measure_on_rank(
     worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
-) -> tuple[list[RankTimes], str, dict[str, str]]:
+) -> tuple[list[RankMeasurement], str, dict[str, str]]:
     """Time steps of all plans in turn, A B C A B C. Then run one counted and one memory-tracked step of each, untimed."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]
-    results = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
+    results = [RankMeasurement() for _ in plans]
     for index in range(rounds):
         share = options.steps // rounds + (index < options.steps % rounds)
         for number, (program, result) in enumerate(zip(programs, results, strict=True)):
             for step in range(warmup + share):
                 worker.beat(f"plan {number}, round {index}, step {step}")
-                dist.barrier()
-                synchronize(worker.device)
-                start = time.perf_counter()
-                loss = program.step()
-                synchronize(worker.device)
+                duration, loss = timed(worker, program.step)
                 if step >= warmup:
-                    result.times.append(time.perf_counter() - start)
+                    result.step_times.append(duration)
                 if index == 0 and step == 0:
-                    result.share = float(loss)
+                    result.first_loss_share = float(loss)
             program.release()
     for program, result in zip(programs, results, strict=True):
         worker.beat("counted step")
         dist.barrier()
-        program.mesh.record, program.mesh.padding = Counter(), Counter()
-        result.tally = count_step(program.step, program.mesh.label, worker.device)
-        result.record, result.padding = program.mesh.record, program.mesh.padding
-        program.mesh.record = None
+        with program.mesh.recording(result.issued):
+            result.issued.tally = count_step(program.step, program.mesh.label, worker.device)
+        result.issued.sent_elements = program.sent_elements
         worker.beat("tracked step")
         dist.barrier()
         # the peak of live tensors, without those of other programs
@@ -229,7 +182,6 @@ def measure_on_rank(
             before = tracker.current
             program.step()
         result.peak_memory = float(tracker.peak - before + persistent)
-        result.sent_elements = program.pipeline.sent_elements if program.pipeline is not None else 0
         program.release()
     del programs
     gc.collect()

@@ -1,1 +1,1 @@
-"""Inference under torch: a decoder with a KV cache, continuous batching, and measurements of its steps."""
+"""Inference under torch: a decoder with a KV cache, and measurements of its steps."""

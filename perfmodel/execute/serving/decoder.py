@@ -16,13 +16,12 @@ from perfmodel.execute.serving.attention import CACHED_STATES, CachedAttention, 
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
-from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.experts import ExpertMixture
 from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
 from perfmodel.execute.uniform.routing import balanced_routes, local_choices, round_robin
 from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
-from perfmodel.execute.uniform.weights import fill
+from perfmodel.execute.uniform.weights import canonical_name, fill
 from perfmodel.workload.config import TransformerConfig
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.execute.launch.launch import DESCRIBE, WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.launch.rank_results import worst_error
 from perfmodel.execute.runner import CHECKED_PARAMETERS, num_devices, pick_device
-from perfmodel.execute.tolerance import worst_error
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.measurement import MeasuredStep, ServingMeasurement, StepCounts, StepShape

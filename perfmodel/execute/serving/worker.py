@@ -9,43 +9,104 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from perfmodel.execute.audit.count import StepCounter
 from perfmodel.execute.audit.program import fake_group
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.local import local_tensor, num_bytes, tensors_in
+from perfmodel.execute.measure.instrument import StorageTracker
 from perfmodel.execute.measure.kernels import Kernel, weight_kernels
 from perfmodel.execute.measure.measure import synchronize
 from perfmodel.execute.measure.stopwatch import Stopwatch
 from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
-from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
-from perfmodel.execute.uniform.data_parallel import canonical_name
-from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding
-from perfmodel.execute.uniform.weights import SEED, fill
-from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.uniform.weights import SEED, one_process_model
+from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.parallel.results import CollectiveCount
 from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
+aten = torch.ops.aten
+#: Operators that read the bytes that they return from their first tensor, not all of it.
+_LOOKUPS = (aten.embedding, aten.gather, aten.index, aten.index_select)
 #: Time for each reference product in a round. [s]
 ANCHOR_BUDGET = 0.05
 #: Lengths of the two checked sequences, and the ends of their prompt chunks: the first prompt is one chunk, the second two.
 _CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
 
 
+class ReadCounter(StepCounter):
+    """Step counter that also counts the bytes that operators read of weights and of the cache."""
+
+    def __init__(self, decoder: Decoder, tracker: StorageTracker) -> None:
+        super().__init__(lambda ranks, kind: "tp", tracker)
+        self._weights = set(_weights(decoder))
+        self._pools = {pool.untyped_storage()._cdata for pool in decoder.cache.all_pools}
+        self.read = {"weights": 0.0, "cache": 0.0}
+        self.written = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+        if result is NotImplemented or is_view or not any(True for _ in tensors_in(result)):
+            return result  # without a tensor result: a query of a shape or a device
+        if func._overloadpacket is aten.index_copy_ and args[0].untyped_storage()._cdata in self._pools:
+            self.written += num_bytes((args[3],))
+            return result
+        for position, tensor in enumerate(tensors_in(args)):
+            storage = tensor.untyped_storage()._cdata
+            what = "weights" if storage in self._weights else "cache" if storage in self._pools else ""
+            if what:
+                looks_up = position == 0 and func._overloadpacket in _LOOKUPS
+                self.read[what] += num_bytes((result if looks_up else tensor,))
+        given = zip(args, func._schema.arguments, strict=False)
+        for tensor in tensors_in([value for value, argument in given if argument.alias_info is not None and argument.alias_info.is_write]):
+            if tensor.untyped_storage()._cdata in self._pools:
+                self.written += num_bytes((tensor,))
+        return result
+
+
+def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
+    """Count one step of the decoder."""
+    tracker = StorageTracker()
+    counter = ReadCounter(decoder, tracker)
+    with tracker.observing(), counter:
+        decoder.run(step)
+    tally = counter.tally
+    return StepCounts(
+        flops=sum(counter.counts.flops.values()),
+        parameter_bytes=counter.read["weights"],
+        cache_bytes=counter.read["cache"],
+        written_bytes=counter.written,
+        collectives=tuple(
+            CollectiveCount(kind=kind, axis=axis, count=number, num_bytes=tally.num_bytes[kind, axis])
+            for (kind, axis), number in tally.counts.items()
+        ),
+        held_bytes=num_bytes(_weights(decoder).values()),
+        held_cache_bytes=float(decoder.cache.num_bytes),
+        peak_memory=float(tracker.peak),
+    )
+
+
+def _weights(decoder: Decoder) -> dict[int, torch.Tensor]:
+    """Return the weights by their storage, so that tied weights count once."""
+    return {tensor.untyped_storage()._cdata: tensor for tensor in map(local_tensor, decoder.parameters())}
+
+
 def mesh_of(worker: Worker) -> DeviceMesh | None:
     """Return the mesh of all ranks as one axis, tp; None for one rank."""
     if worker.world_size == 1:
         return None
-    if "serving mesh" not in worker.cache:
-        worker.cache["serving mesh"] = init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=("tp",))
-    return worker.cache["serving mesh"]  # type: ignore[no-any-return]
+    return worker.cached("serving mesh", lambda: init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=("tp",)))
 
 
 def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
@@ -73,10 +134,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
         step = make_step(chunks, cache)
         logit_rows += [(chunk.sequence, chunk.stop - 1, row) for chunk, row in zip(step.chunks, decoder.run(step), strict=True)]
     del decoder
-    model = Transformer(config, device=worker.device)
-    for name, parameter in model.named_parameters():
-        worker.beat(f"filling {name}")
-        fill(config, canonical_name(name), parameter)
+    model = one_process_model(config, worker.device, beat=worker.beat)
     with torch.no_grad():
         expected = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
     largest = max(float(logits.abs().max()) for logits in expected)

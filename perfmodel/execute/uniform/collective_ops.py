@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from perfmodel.execute.layers.kernel import differentiable
-from perfmodel.execute.layers.reduce import Reduce, unsharded
+from perfmodel.execute.layers.kernel import Reduce, differentiable, unsharded
 from perfmodel.execute.local import gathered, scattered
 from perfmodel.workload.work import Pass
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,21 +25,12 @@ from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, i
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
-from perfmodel.execute.uniform.weights import fill, initial_piece
-from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
-from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer
+from perfmodel.execute.uniform.weights import canonical_name, fill, initial_piece
+from perfmodel.execute.zero import Dtypes, FlatUnit, ShardOptimizer, build_optimizer, update
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
-_WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
-_PREFIXES = ("experts", "shared")
 _DATA_AXES = "dp_replicate+dp_shard+cp"
-
-
-def canonical_name(name: str) -> str:
-    """Return the name used in `TransformerConfig.parameter_shapes`, without modules that only group others."""
-    words = [part for part in name.split(".") if part not in _WRAPPERS]
-    return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
 def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
@@ -84,21 +74,12 @@ def tied_name(model: Transformer) -> str:
 # ---------------------------------------------------------------------------------------------------- stages 0 and 1
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A parameter and its part of the flat buffers of its unit. has_gradient: in this step, a micro-batch has filled that part."""
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A flat unit. `partial`: part of the buffers with gradients partial over tp; `is_tied`: held by two pipeline stages."""
 
-    name: str
-    parameter: nn.Parameter
-    span: slice
-    is_partial: bool
-    has_gradient: bool = False
-
-
-class _Unit(FlatUnit):
-    """Flat unit. `partial`: part of the buffers with gradients partial over tp; `is_tied`: held by two pipeline stages."""
-
-    slots: list[_Slot]
+    flat: FlatUnit
+    parameters: dict[str, nn.Parameter]
     partial: slice
     is_tied: bool
 
@@ -111,7 +92,6 @@ class FlatData:
         self.tp_group = mesh.groups["tp"]
         self.stages, self._optimizer_kind = stages, optimizer
         self.units: list[_Unit] = []
-        self._hooks: list[Any] = []
 
     def materialise(self, device: str) -> None:
         for model in self.stages:
@@ -123,81 +103,65 @@ class FlatData:
                     self.units.append(self._build(module, plain, device, is_tied=False))
                 if tied in parameters:
                     self.units.append(self._build(module, {tied: parameters[tied]}, device, is_tied=True))
-        self.optimizer = build_optimizer(self._optimizer_kind, [unit.master for unit in self.units])
+        self.optimizer = build_optimizer(self._optimizer_kind, [unit.flat.master for unit in self.units])
 
     def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
-        ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial gradients last, contiguous
-        sizes, groups = [local_tensor(parameter).numel() for _, parameter in ordered], self.mesh.groups
+        ordered = dict(sorted(parameters.items(), key=lambda item: has_partial_gradient(*item)))  # partial gradients last, contiguous
+        sizes, groups = {name: local_tensor(parameter).numel() for name, parameter in ordered.items()}, self.mesh.groups
         # experts process the tokens of other ranks too, so their groups are smaller
         of_experts = all(is_expert_parameter(name) for name in parameters)
         shards, replicas, every = ("edp_shard", "edp_replicate", "edp") if of_experts else ("dp_shard+cp", "dp_replicate", _DATA_AXES)
         shard_group, replica_group = (groups[shards], groups[replicas]) if self.shards else (None, groups[every])
-        unit = _Unit(sizes, shard_group=shard_group, replica_group=replica_group, dtypes=self.dtypes, device=device)
-        unit.slots = [_Slot(*item, span, has_partial_gradient(*item)) for item, span in zip(ordered, unit.places, strict=True)]
-        end = sum(sizes)
-        unit.partial = slice(next((slot.span.start for slot in unit.slots if slot.is_partial), end), end)
-        unit.is_tied = is_tied
-        for slot in unit.slots:
+        flat = FlatUnit(sizes, shard_group=shard_group, replica_group=replica_group, dtypes=self.dtypes, device=device)
+        held, end = {}, sum(sizes.values())
+        starts = [flat.places[name].start for name, parameter in ordered.items() if has_partial_gradient(name, parameter)]
+        for name, old in ordered.items():
             # the parameter becomes a view of the flat buffer, in every module that holds it
-            old = slot.parameter
-            slot.parameter = nn.Parameter(placed_like(unit.weights[slot.span].view(local_tensor(old).shape), old))
+            new = held[name] = nn.Parameter(placed_like(flat.weights[flat.places[name]].view(local_tensor(old).shape), old))
             for child in module.modules():
-                for name, parameter in list(child.named_parameters(recurse=False)):
+                for attribute, parameter in list(child.named_parameters(recurse=False)):
                     if parameter is old:
-                        child.register_parameter(name, slot.parameter)
-            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(partial(self._accumulate, unit, slot)))
-        return unit
+                        child.register_parameter(attribute, new)
+            new.register_post_accumulate_grad_hook(partial(flat.accumulate, name, self._local(name, new)))
+        return _Unit(flat, held, slice(min(starts, default=end), end), is_tied)
 
     @staticmethod
-    def _accumulate(unit: _Unit, slot: _Slot, parameter: torch.Tensor) -> None:
-        """Add a finished gradient to the flat buffer. (A hook of the parameters.)"""
-        gradient = parameter.grad
-        assert gradient is not None
-        target = unit.gradients[slot.span]
-        local_gradient = gradient
-        if isinstance(gradient, DTensor):
-            is_partial = gradient.placements[0].is_partial()
-            local_gradient = gradient.to_local()
-            if slot.is_partial and not is_partial:
-                local_gradient = local_gradient / gradient.device_mesh.size()
-            elif is_partial and not slot.is_partial:
-                raise AssertionError(f"{slot.name}: its gradient is partial over tp")
-        local_gradient = local_gradient.reshape(-1)
-        if slot.has_gradient:
-            target.add_(local_gradient)
-        else:
-            target.copy_(local_gradient)
-        parameter.grad = None
-        slot.has_gradient = True
-        unit.arrived(parameter)
+    def _local(name: str, parameter: nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function from a gradient to its local part, which is partial over tp where it is reduced over it."""
+        wants_partial = has_partial_gradient(name, parameter)
+
+        def local(gradient: torch.Tensor) -> torch.Tensor:
+            if not isinstance(gradient, DTensor):
+                return gradient
+            part = gradient.to_local()
+            if gradient.placements[0].is_partial():
+                assert wants_partial, f"{name}: its gradient is partial over tp"
+                return part
+            return part / gradient.device_mesh.size() if wants_partial else part
+
+        return local
 
     def accumulate_assigned(self) -> None:
         """Add the gradients that were assigned to parameters without hooks, as by torch's separate backward pass of weights."""
         for unit in self.units:
-            for slot in unit.slots:
-                if slot.parameter.grad is not None:
-                    self._accumulate(unit, slot, slot.parameter)
+            for name, parameter in unit.parameters.items():
+                if parameter.grad is not None:
+                    unit.flat.accumulate(name, self._local(name, parameter), parameter)
 
     def begin_step(self) -> None:
         for unit in self.units:
-            unit.missing = len(unit.slots) * self.num_microbatches
-            for slot in unit.slots:
-                slot.has_gradient = False
+            unit.flat.begin_step(self.num_microbatches)
 
     def begin_microbatch(self, *, is_last: bool) -> None: ...
 
     def finish_gradients(self) -> None:
         for unit in self.units:
-            if unit.missing > 0:  # a parameter without a reader has no gradient
-                for slot in unit.slots:
-                    if not slot.has_gradient:
-                        unit.gradients[slot.span].zero_()
-                unit.launch()
-            unit.finish()
+            unit.flat.complete()
+            unit.flat.finish()
         self._reduce_partial()
         for unit in self.units:
             if unit.is_tied:
-                dist.all_reduce(unit.gradients[unit.shard], group=self.mesh.groups["tied"])
+                dist.all_reduce(unit.flat.gradients[unit.flat.shard], group=self.mesh.groups["tied"])
 
     def _reduce_partial(self) -> None:
         """All-reduce the gradients of norm weights under sequence parallelism over tp, in one collective."""
@@ -205,9 +169,9 @@ class FlatData:
             return
         pieces = []
         for unit in self.units:
-            first, last = max(unit.partial.start, unit.shard.start), min(unit.partial.stop, unit.shard.stop)
+            first, last = max(unit.partial.start, unit.flat.shard.start), min(unit.partial.stop, unit.flat.shard.stop)
             if first < last:
-                pieces.append(unit.gradients[first:last])
+                pieces.append(unit.flat.gradients[first:last])
         if not pieces:
             return
         together = torch.cat(pieces)
@@ -216,32 +180,26 @@ class FlatData:
             piece.copy_(reduced)
 
     def optimizer_step(self) -> None:
-        update(self.optimizer, self.units)
+        update(self.optimizer, [unit.flat for unit in self.units])
 
-    def close(self) -> None:
-        """Remove the hooks: they form a reference cycle with the buffers that the garbage collector cannot detect."""
-        for hook in self._hooks:
-            hook.remove()
-
-    @torch.no_grad()
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
-        """Fill with random weights. The master copy is not rounded, so that small updates are not lost in the precision of the weights."""
+        """Fill with random weights."""
+
+        def pieces(unit: _Unit) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, parameter in unit.parameters.items():
+                beat(f"filling {name}")
+                yield name, initial_piece(config, name, parameter, self.stages[0].sharding, unit.flat.weights.device)
+
         for unit in self.units:
-            exact = torch.zeros_like(unit.weights, dtype=torch.float32)
-            for slot in unit.slots:
-                beat(f"filling {slot.name}")
-                piece = initial_piece(config, slot.name, slot.parameter, self.stages[0].sharding, exact.device)
-                exact[slot.span] = piece.reshape(-1)
-            unit.weights.copy_(exact)
-            unit.master.copy_(exact[unit.shard])
+            unit.flat.fill(pieces(unit))
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
-            full = unit.full_gradients()
-            for slot in unit.slots:
-                tensor = placed_like(full[slot.span].view(local_tensor(slot.parameter).shape), slot.parameter)
+            full = unit.flat.full_gradients()
+            for name, parameter in unit.parameters.items():
+                tensor = placed_like(full[unit.flat.places[name]].view(local_tensor(parameter).shape), parameter)
                 tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-                yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
+                yield name, _all_experts(name, tensor, self.stages[0])
 
 
 def _all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.Tensor:
@@ -327,8 +285,6 @@ class ShardedData:
             model.tie_weights()
 
     def accumulate_assigned(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
         for name, parameter in self.parameters():

@@ -13,17 +13,18 @@ from torch import nn
 from perfmodel.execute.layers.experts import choose, combine_rows, expert_feed_forward, inverse, scatter_rows, unpermute, weighted_sum
 from perfmodel.execute.local import applied_locally, gathered, local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
-from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
     Routes,
     balanced_routes,
     by_expert,
     choices_of_counts,
+    counted_once,
     counted_routes,
     exchange_rows,
     local_choices,
     round_robin,
     routes,
+    sent_once,
 )
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.workload.config import TransformerConfig
@@ -222,7 +223,7 @@ class ExpertMixture(nn.Module):
         return unpermute(rows, weights, way.row_of_choice)
 
     def _once(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute [t, h] -> [t, h], sending each token once to every rank that has experts of its choice (`once.py`)."""
+        """Compute [t, h] -> [t, h], sending each token once to every rank that has experts of its choice (`SentOnce`)."""
         cut, counts = self.sharding.experts, self.sharding.routing
         assert cut.ep_group is not None
         weights, chosen = choose(self.router(x), self.config, self._fixed(x))

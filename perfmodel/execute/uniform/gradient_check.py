@@ -8,7 +8,6 @@ a hundredth of the model's largest gradient. Smaller gradients are round-off (a 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,29 +15,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
-from perfmodel.execute.uniform.data_parallel import canonical_name
-from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR
+from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.uniform.parallelize import TrainingProgram
-from perfmodel.execute.uniform.sharding import Sharding
-from perfmodel.execute.uniform.weights import fill, make_tokens, shifted_tokens
+from perfmodel.execute.uniform.weights import canonical_name, make_tokens, one_process_model, shifted_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
 
 
 def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
-    """Return loss and gradients of the plan's step in this process alone, cached for the next plan of the same job."""
+    """Return loss and gradients of the plan's step in this process alone."""
     job = plan.job
-    key = ("reference", job, plan.attention)
-    if worker.cache.get("reference key") == key:
-        return worker.cache["reference"]  # type: ignore[no-any-return]
-    sharding = Sharding(loss_scale=1.0 / job.tokens_per_step)
-    model = Transformer(job.transformer, sharding=sharding, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
-    model.beat = worker.beat
-    for name, parameter in model.named_parameters():
-        worker.beat(f"filling {name}")
-        fill(job.transformer, canonical_name(name), parameter)
+    fused, scale = plan.attention is AttentionKernel.FLASH, 1.0 / job.tokens_per_step
+    model = one_process_model(job.transformer, worker.device, fused=fused, loss_scale=scale, beat=worker.beat)
 
     def share(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / job.tokens_per_step
@@ -52,9 +42,7 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
         loss.backward()
         total += float(loss)
     # As numpy arrays, so that the tracker of live tensors does not count them.
-    result = total, {canonical_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
-    worker.cache["reference key"], worker.cache["reference"] = key, result
-    return result
+    return total, {canonical_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
@@ -65,31 +53,20 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
     program.forward_backward()
     share = torch.tensor([program.loss_share()], dtype=torch.float64)
     dist.all_reduce(share)
-    local_gradients = dict(program.data.gradients())
-    program.close()
+    gradients = dict(program.data.gradients())
     del program
 
-    loss, reference = reference_gradients(worker, plan) if worker.rank == 0 else (0.0, {})
-    header: list[Any] = [loss, {name: tuple(gradient.shape) for name, gradient in reference.items()}]
-    dist.broadcast_object_list(header)
-    loss, shapes = header
-    largest, errors, sizes = 0.0, {"loss": abs(float(share) - loss) / abs(loss)}, {}
-    for name, shape in shapes.items():
-        gradient = torch.from_numpy(reference[name]).to(worker.device) if worker.rank == 0 else torch.empty(shape, device=worker.device)
-        worker.beat(f"comparing {name}")
-        dist.broadcast(gradient, 0)
-        largest = max(largest, float(gradient.abs().max()))
-        for alias in (name, "lm_head.weight") if plan.job.transformer.tie_word_embeddings and name == "embedding.weight" else (name,):
-            if alias in local_gradients:
-                local_gradient = local_gradients[alias].to(gradient.dtype)
-                padding = local_gradient[shape[0] :]
-                difference = float((local_gradient[: shape[0]] - gradient).abs().max())
-                if padding.numel():
-                    difference = max(difference, float(padding.abs().max()))
-                errors[alias], sizes[alias] = difference, float(gradient.abs().max())
-    missing = set(local_gradients) - set(sizes)
-    assert not missing, f"no reference for {sorted(missing)}"
-    for name, size in sizes.items():
-        # nan stays nan, and the comparison with the tolerance fails
-        errors[name] = errors[name] / max(size, ROUND_OFF_FLOOR * largest)
-    return errors
+    loss, reference = 0.0, dict[str, np.ndarray]()
+    if worker.rank == 0:
+        loss, reference = worker.latest("reference", (plan.job, plan.attention), lambda: reference_gradients(worker, plan))
+    loss = from_first_rank(loss)
+    tied = ("embedding.weight", "lm_head.weight") if plan.job.transformer.tie_word_embeddings else ()
+
+    def expected(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        aliases = [alias for alias in (tied if name in tied else (name,)) if alias in gradients]
+        # the vocabulary may have more rows
+        return {alias: F.pad(gradient.t(), (0, len(gradients[alias]) - len(gradient))).t() for alias in aliases}
+
+    references = {name: torch.from_numpy(array) for name, array in reference.items()}
+    errors = errors_on_rank(worker, gradients, references, expected, dtype=torch.float32, floor=ROUND_OFF_FLOOR)
+    return {"loss": abs(float(share) - loss) / abs(loss)} | errors

@@ -94,12 +94,16 @@ def _new_group(lists: list[list[int]], my_rank: int) -> dist.ProcessGroup | None
     return mine
 
 
-def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
+def run_mesh(worker: Worker, plan: Plan) -> RunMesh:
     """Return the mesh of a plan, cached per worker group, as process groups are limited and expensive."""
-    layout, order, folded = plan.layout, plan.order, folded_mesh(plan)
-    key = ("mesh", layout, order, tuple(folded.sizes.items()) if plan.has_experts else None)
-    if key in worker.cache:
-        return worker.cache[key]  # type: ignore[no-any-return]
+    folded = folded_mesh(plan)
+    key = ("mesh", plan.layout, plan.order, tuple(folded.sizes.items()) if plan.has_experts else None)
+    return worker.cached(key, lambda: build_mesh(worker, plan, folded))
+
+
+def build_mesh(worker: Worker, plan: Plan, folded: FoldedMesh) -> RunMesh:
+    """Create the device meshes and process groups of a plan. Collective."""
+    layout, order = plan.layout, plan.order
     ranks = rank_grid(layout, order)
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
     parameter_mesh = DeviceMesh(worker.device, ranks.reshape(sizes), mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
@@ -125,6 +129,4 @@ def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
         grid = finer.permute([names.index(axis) for axes in nested for axis in axes])
         grid = grid.reshape([prod(folded.sizes[axis] for axis in axes) for axes in nested])
         expert_mesh = DeviceMesh(worker.device, grid, mesh_dim_names=("pp", "edp_replicate", "edp_shard", "experts"))
-    mesh = RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, coordinates, strict=True)), parameter_mesh, groups, expert_mesh)
-    worker.cache[key] = mesh
-    return mesh
+    return RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, coordinates, strict=True)), parameter_mesh, groups, expert_mesh)

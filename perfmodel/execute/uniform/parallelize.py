@@ -25,12 +25,12 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.uniform.collective_ops import reduced_over
 from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
-from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
+from perfmodel.execute.uniform.mesh import RunMesh, run_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
-from perfmodel.execute.zero.flat import dtypes_of
+from perfmodel.execute.zero import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
@@ -94,7 +94,7 @@ class TrainingProgram:
     def __init__(self, worker: Worker, plan: Plan, routing: RoutingCounts | None = None) -> None:
         self.worker, self.plan = worker, plan
         layout = plan.layout
-        self.mesh: RunMesh = build_mesh(worker, plan)
+        self.mesh: RunMesh = run_mesh(worker, plan)
         coordinates = self.mesh.coordinates
         experts = ExpertSharding()
         if plan.has_experts:
@@ -284,8 +284,3 @@ class TrainingProgram:
         self.worker.beat("optimizer")
         self.data.optimizer_step()
         self.clock.mark("optimizer")
-
-    def close(self) -> None:
-        """Release the program's memory."""
-        self.data.close()
-        self.losses = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.experts import expert_shard, holds_all_biases, is_expert_parameter, unsharded_shape
+from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -17,6 +19,14 @@ from perfmodel.workload.job import TrainingJob
 SEED = 20240601
 #: Spread of norm weights around 1 and of biases around 0: large enough to affect every gradient.
 NORM_SPREAD = 0.05
+_WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
+_PREFIXES = ("experts", "shared")
+
+
+def canonical_name(name: str) -> str:
+    """Return the name used in `TransformerConfig.parameter_shapes`, without modules that only group others."""
+    words = [part for part in name.split(".") if part not in _WRAPPERS]
+    return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
 def make_weight(config: TransformerConfig, name: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
@@ -60,6 +70,18 @@ def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter,
 def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding | None = None) -> None:
     local = local_tensor(parameter).detach()
     local.copy_(initial_piece(config, name, parameter, sharding or Sharding(), local.device))
+
+
+def one_process_model(
+    config: TransformerConfig, device: str, *, fused: bool = True, loss_scale: float = 1.0, beat: Callable[[str], None] = lambda what: None
+) -> Transformer:
+    """Return the unsharded model with its initial weights, which every plan of it is compared with."""
+    model = Transformer(config, sharding=Sharding(loss_scale=loss_scale), fused_attention=fused, device=device)
+    model.beat = beat
+    for name, parameter in model.named_parameters():
+        beat(f"filling {name}")
+        fill(config, canonical_name(name), parameter)
+    return model
 
 
 def make_tokens(job: TrainingJob) -> torch.Tensor:

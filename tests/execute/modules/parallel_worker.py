@@ -9,8 +9,8 @@ import torch
 
 import perfmodel
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR
 from perfmodel.execute.modules.module import without_dropout
-from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.imported.input_spec import parse_inputs
 from tests.execute.modules import user_modules

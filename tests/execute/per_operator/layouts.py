@@ -45,10 +45,10 @@ def with_layout(full: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.
 
 
 def redistribute_all(
-    worker: Worker, axes: tuple[MeshAxis, ...], shape: tuple[int, ...], pairs: list[tuple[Layout, Layout]], uses_dtensor: bool = True
+    worker: Worker, axes: tuple[MeshAxis, ...], shape: tuple[int, ...], pairs: list[tuple[Layout, Layout]]
 ) -> list[tuple[float, list[tuple[str, tuple[str, ...], float]], Counter[tuple[str, str]], dict[tuple[str, str], float]]]:
     """For each pair: the largest error, what was noted, and what torch's dispatcher saw (counts, elements)."""
-    mesh = NetworkMesh(worker, axes, uses_dtensor=uses_dtensor)
+    mesh = NetworkMesh(worker, axes)
     full = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     results = []
 

@@ -15,9 +15,8 @@ from perfmodel.execute.per_operator.model import NetworkProgram
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
 from perfmodel.execute.run import run_plan
-from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
-from perfmodel.execute.uniform.weights import fill
+from perfmodel.execute.uniform.weights import canonical_name, fill
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, interpreter_reason, plan_by_rules
@@ -173,7 +172,7 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
         for axes in ({"tp_kv"}, {"dp_shard"}):
             NetworkMesh(worker, by_rules.cuts.axes).group(axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            program = NetworkProgram(worker, graph, by_rules, optimizer="", learning_rate=1e-4, uses_dtensor=False)
+            program = NetworkProgram(worker, graph, by_rules, optimizer="", learning_rate=1e-4)
             program.step()
             counter = CollectiveCounter(program.mesh.label, times_them=False)
             with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.allocated)):

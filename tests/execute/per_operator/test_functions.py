@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.layers.kernel import unsharded
 from perfmodel.execute.layers.norm import normalise
-from perfmodel.execute.layers.reduce import unsharded
 from perfmodel.execute.layers.softmax import sharded_softmax
 from perfmodel.execute.per_operator.collective_rules import joined, shares
 from perfmodel.execute.per_operator.context import OperatorContext

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.per_operator import mixers
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
@@ -109,16 +108,16 @@ def test_a_scan_is_its_recurrence():
         state = state * decay + entering
         outputs.append((state * c[:, position, :, None, None, :]).sum(-1) + skip[..., None] * heads[:, position])
     expected = torch.stack(outputs, 1).flatten(-2)
-    torch.testing.assert_close(mixers.state_scan((x, steps, dt_bias, a_log, skip), context), expected)
+    torch.testing.assert_close(FUNCTIONS["state_scan"]((x, steps, dt_bias, a_log, skip), context), expected)
 
 
 def test_a_convolution_sees_no_later_position():
     context = context_of(graph_with("mamba"), "layer0.layer.conv")
     x, weight, bias = random(2, 32, 4, 20, seed=0), random(4, 20, 4, seed=1), random(4, 20, seed=2)
-    output = mixers.causal_conv((x, weight, bias), context)
+    output = FUNCTIONS["causal_conv"]((x, weight, bias), context)
     changed = x.clone()
     changed[:, 20:] += 1.0
-    torch.testing.assert_close(mixers.causal_conv((changed, weight, bias), context)[:, :20], output[:, :20])
+    torch.testing.assert_close(FUNCTIONS["causal_conv"]((changed, weight, bias), context)[:, :20], output[:, :20])
     last = (x[:, 7:11] * weight.permute(2, 0, 1)).sum(1) + bias
     torch.testing.assert_close(output[:, 10], F.silu(last))
 

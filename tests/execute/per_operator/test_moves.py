@@ -36,8 +36,8 @@ def play(programs, meshes, locals_):
                 moved.append(sum(theirs))
             elif move.kind is CollectiveKind.REDUCE_SCATTER:
                 moved.append(sum(_take(shard, moves[member].out[index]) for shard, member in zip(theirs, members, strict=True)))
-            elif move.kind is CollectiveKind.ALL_GATHER and rank_move.placements is not None:
-                moved.append(torch.cat(theirs, rank_move.placements[0].dim))
+            elif move.kind is CollectiveKind.ALL_GATHER and rank_move.position >= 0:
+                moved.append(torch.cat(theirs, rank_move.position))
             else:
                 result = torch.full(rank_move.shape, float("nan"), dtype=torch.float64)
                 for i, (tensor, member) in enumerate(zip(theirs, members, strict=True)):

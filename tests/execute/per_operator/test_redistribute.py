@@ -23,11 +23,10 @@ def expected_collectives(source: Layout, target: Layout, axes: tuple[MeshAxis, .
     ]
 
 
-@pytest.mark.parametrize("uses_dtensor", [True, False], ids=["dtensor", "direct"])
 @pytest.mark.parametrize("axes, num_pairs", [(TWO, 40), (FOUR, 100)], ids=["2", "4"])
-def test_a_known_tensor_between_random_layouts(axes, num_pairs, uses_dtensor, groups):
+def test_a_known_tensor_between_random_layouts(axes, num_pairs, groups):
     pairs = [random_layouts(seed, axes, len(SHAPE)) for seed in range(num_pairs)]
-    results = groups(prod(axis.size for axis in axes)).call(redistribute_all, axes, SHAPE, pairs, uses_dtensor)
+    results = groups(prod(axis.size for axis in axes)).call(redistribute_all, axes, SHAPE, pairs)
     seen = set()
     for index, (source, target) in enumerate(pairs):
         expected = expected_collectives(source, target, axes)

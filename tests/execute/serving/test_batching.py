@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.serving.batching import ServedRequest, serve  # noqa: E402
 from perfmodel.execute.serving.cache import BLOCK_TOKENS  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
 from perfmodel.foundation.errors import InputError  # noqa: E402
 from tests.execute.jobs import tiny  # noqa: E402
+from tests.execute.serving.batching import ServedRequest, serve  # noqa: E402
 
 
 def some_requests(config, number, *, seed=1):

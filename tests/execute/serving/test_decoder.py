@@ -9,9 +9,8 @@ torch = pytest.importorskip("torch")
 from perfmodel.execute.serving.cache import BLOCK_TOKENS  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
 from perfmodel.execute.serving.step import Chunk, make_step  # noqa: E402
-from perfmodel.execute.uniform.data_parallel import canonical_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
-from perfmodel.execute.uniform.weights import fill  # noqa: E402
+from perfmodel.execute.uniform.weights import canonical_name, fill  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
 from tests.execute.jobs import EXPERT_VARIANTS, STATE_VARIANTS, VARIANTS, tiny  # noqa: E402
 from tests.marks import mostly_slow  # noqa: E402

@@ -85,7 +85,7 @@ def test_a_step_has_new_tokens_of_some_sequences():
 @pytest.mark.slow
 def test_the_script_for_gpus_makes_its_records(monkeypatch):
     """On a CPU, with one small case."""
-    from perfmodel.execute import gpu_checks
+    from lab import gpu_checks
     from perfmodel.execute.launch.launch import WorkerGroup
 
     monkeypatch.setattr(gpu_checks, "WorkerGroup", lambda ranks, *, device, hang_timeout: WorkerGroup(ranks, hang_timeout=hang_timeout))

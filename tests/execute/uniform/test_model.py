@@ -7,9 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.execute.layers.attention import alibi_slopes, causal_attention, unfused_attention  # noqa: E402
-from perfmodel.execute.uniform.data_parallel import canonical_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
-from perfmodel.execute.uniform.weights import fill  # noqa: E402
+from perfmodel.execute.uniform.weights import canonical_name, fill  # noqa: E402
 from perfmodel.workload.models import load_model  # noqa: E402
 from tests.built import DENSE  # noqa: E402
 from tests.execute.jobs import VARIANTS, tiny  # noqa: E402

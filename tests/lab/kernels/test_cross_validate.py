@@ -8,7 +8,8 @@ import pytest
 
 from lab.kernels.chip_kernels import attention_kernel, collective_kernel, matmul_kernel
 from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, rows_text, summary
-from perfmodel.calibrate.fits import NUM_FOLDS, AttentionTable, CollectiveTable, MatmulTable
+from lab.kernels.fits import AttentionTable, CollectiveTable, MatmulTable
+from perfmodel.calibrate.fits import NUM_FOLDS
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel

@@ -1,4 +1,4 @@
-"""Real training steps on one GPU, as JSON: `python -m perfmodel.execute.gpu_checks [--limit SECONDS] [--steps N] [--serving]`.
+"""Real training steps on one GPU, as JSON: `python -m lab.gpu_checks [--limit SECONDS] [--steps N] [--serving]`.
 
 Each case is a shipped configuration (with fewer layers where it must fit) with one attention kernel, recomputation and
 precision. The records are Measurements that include the plan, so that the same plans can be predicted later.
