@@ -136,8 +136,6 @@ class Operator:
     group     operator set for selective recomputation
 
     operands  inputs, then the output, in the order of `Data.of`
-    is_product, is_attention   the forward pass has a matrix product; it is fused attention
-    name_in_layer   name without the layer prefix: q_proj of `layer3.q_proj`
     """
 
     name: str
@@ -160,15 +158,9 @@ class Operator:
     layer: str = ""
     group: str = ""
     operands: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
-    is_product: bool = field(init=False, repr=False, compare=False)
-    is_attention: bool = field(init=False, repr=False, compare=False)
-    name_in_layer: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        kinds = {*map(type, self.forward)}
-        derived = (*self.inputs, self.output), Product in kinds, FusedAttention in kinds, self.name.removeprefix(f"{self.layer}.")
-        for name, value in zip(("operands", "is_product", "is_attention", "name_in_layer"), derived, strict=True):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "operands", (*self.inputs, self.output))
         for name, size in self.dims.items():
             if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
                 continue
@@ -197,6 +189,21 @@ class Operator:
                     raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
                 if size <= 0:
                     raise InputError(f"operator {self.name}: an extent has size {size}: must be positive; correct the shape")
+
+    @property
+    def name_in_layer(self) -> str:
+        """Name without the layer prefix: q_proj of `layer3.q_proj`."""
+        return self.name.removeprefix(f"{self.layer}.")
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the forward pass has a matrix product."""
+        return Product in map(type, self.forward)
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether the forward pass is fused attention."""
+        return FusedAttention in map(type, self.forward)
 
     @property
     def kept(self) -> tuple[str, ...]:

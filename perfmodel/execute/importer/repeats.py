@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,13 +203,15 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def _groups(module: nn.Module) -> Iterator[_Group]:
     """Yield the layers of lists that compute the same. Lists inside of a list are traced as part of its layers."""
     inside: set[int] = set()
+    tensors = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    shared = {tensor for tensor, number in Counter(id(tensor) for _, tensor in tensors).items() if number > 1}
     for name, layers in module.named_modules():
         if not isinstance(layers, nn.ModuleList) or id(layers) in inside:
             continue
         inside |= {id(child) for child in layers.modules()}
         by_form: dict[Hashable, list[int]] = defaultdict(list)
         for position, layer in enumerate(layers):
-            by_form[_form(layer)].append(position)
+            by_form[_form(layer, shared)].append(position)
         for alike in by_form.values():
             numbers = np.array([[getattr(module, key) for module, key in _integers(layers[position])] for position in alike], dtype=object)
             follows = (numbers - np.array(alike, dtype=object)[:, None] == numbers[0] - alike[0]).all(axis=0)
@@ -225,12 +228,12 @@ def _groups(module: nn.Module) -> Iterator[_Group]:
                     )
 
 
-def _form(layer: nn.Module) -> Hashable:
-    """Return what decides whether two layers compute the same, without their integers."""
+def _form(layer: nn.Module, shared: Collection[int]) -> Hashable:
+    """Return what decides whether two layers compute the same, without their integers. Tensors of several modules have to be the same."""
     form: list[Hashable] = []
     for name, module in layer.named_modules():
         tensors = tuple(
-            (key, None if tensor is None else (*tensor.shape, tensor.dtype))
+            (key, tensor if tensor is None else id(tensor) if id(tensor) in shared else (*tensor.shape, tensor.dtype))
             for held in (module._parameters, module._buffers)
             for key, tensor in held.items()
         )
@@ -273,6 +276,7 @@ def write_out(program: ExportedProgram) -> bool:
     graph, signature = program.graph, program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     stored = {names[node.name]: node for node in graph.nodes if node.name in names}
+    names |= signature.inputs_to_lifted_tensor_constants
     entered: dict[Node, Node] = {}
     bodies: dict[Node, list[Node]] = {}
     body: list[Node] = []
@@ -309,11 +313,12 @@ def _copy(
             if original in copies:
                 continue
             for source in original.all_input_nodes:
-                name = names.get(source.name, "")
-                if source not in copies and name.startswith(f"{first}."):
-                    copies[source] = stored[path + name.removeprefix(first)]
-                elif source not in copies and source.op != "placeholder":
+                if source in copies:
+                    continue
+                if source.name not in names:
                     return False
+                name = names[source.name]
+                copies[source] = stored.get(path + name.removeprefix(first), source) if name.startswith(f"{first}.") else source
             copies[original] = copy = graph.node_copy(original, lambda source: copies.get(source, source))
             stack = copy.meta.get("nn_module_stack", {})
             copy.meta["nn_module_stack"] = {

@@ -61,6 +61,31 @@ class Tied(nn.Module):
         return x
 
 
+class Scaled(nn.Linear):
+    def __init__(self, scale):
+        super().__init__(8, 8)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class Shares(nn.Module):
+    """All layers share a buffer; `tied`: the first layer has the weight of the head."""
+
+    def __init__(self, *, tied):
+        super().__init__()
+        scale = torch.ones(8)
+        self.layers, self.head = nn.ModuleList([Scaled(scale) for _ in range(3)]), nn.Linear(8, 8)
+        if tied:
+            self.layers[0].weight = self.head.weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 class NoGroups:
     def __init__(self, module):
         self.groups = []
@@ -121,6 +146,14 @@ def test_layers_of_different_sizes_or_numbers_do_not_repeat():
     assert [group.paths for group in Repeats(net).groups] == [["layers.0", "layers.2"]]
     net.layers.append(Block(8, 7, ""))  # the number does not follow the position in the list
     assert Repeats(net).groups == []
+
+
+@pytest.mark.parametrize(("tied", "paths"), [(False, [[f"layers.{i}" for i in range(3)]]), (True, [["layers.1", "layers.2"]])])
+def test_shared_tensors_are_the_same_in_all_layers(tied, paths, monkeypatch):
+    assert [group.paths for group in Repeats(Shares(tied=tied)).groups] == paths
+    graph = perfmodel.import_graph(lambda: Shares(tied=tied), "float32[2,8]")
+    monkeypatch.setattr(import_graph, "Repeats", NoGroups)
+    assert graph == perfmodel.import_graph(lambda: Shares(tied=tied), "float32[2,8]")
 
 
 def test_sizes_are_counted_in_all_layers():
