@@ -7,6 +7,7 @@ evaluates rows on columns.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -33,6 +34,13 @@ BATCH_AXES = DATA_AXES | {"dp_ep"}
 
 _PRODUCT = ("batch", "m", "n", "k")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
+#: Kind of rows -> their columns.
+_COLUMNS = {
+    **dict.fromkeys(("matmul", "grouped", "low", "low_grouped", "convolution"), (*_PRODUCT, "mesh")),
+    "attention": (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward"),
+    "streaming": ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across"),
+    "traffic": ("kind", "group", "amount", "copies", "counted"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,16 +175,10 @@ class RowCompiler:
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
-    _matmul: list[_Entry] = field(default_factory=list)
-    _grouped: list[_Entry] = field(default_factory=list)
-    _low: list[_Entry] = field(default_factory=list)
-    _low_grouped: list[_Entry] = field(default_factory=list)
-    _convolution: list[_Entry] = field(default_factory=list)
-    _attention: list[_Entry] = field(default_factory=list)
+    _entries: defaultdict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    """By the kind of rows: the field of `TimedRows`."""
     _cached: list[CachedRow] = field(default_factory=list)
     _experts: list[ExpertsRow] = field(default_factory=list)
-    _streaming: list[_Entry] = field(default_factory=list)
-    _traffic: list[_Entry] = field(default_factory=list)
 
     # --- amounts ----------------------------------------------------------------------------------------------------------------------
 
@@ -222,8 +224,8 @@ class RowCompiler:
                 columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
                 tensors = [self.amount(self.elements(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
-                usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
-                rows = self._convolution if tensors else low if work.is_low else usual
+                usual, low = ("grouped", "low_grouped") if work.is_grouped else ("matmul", "low")
+                rows = self._entries["convolution" if tensors else low if work.is_low else usual]
                 if work.call in self._calls:
                     index = self._calls[work.call]
                     rows[index] = rows[index].joined(name, columns["n"])
@@ -243,7 +245,7 @@ class RowCompiler:
                 which = self._behaviours.setdefault(behaviour, len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
                 others |= {"behaviour": which, "backward": int(is_backward)}
-                self._attention.append(_Entry(segment, name, {**columns, **others}))
+                self._entries["attention"].append(_Entry(segment, name, {**columns, **others}))
             case CacheAttention():
                 heads, kv_heads = amount(work.heads), amount(work.kv_heads)
                 self._cached.append(CachedRow(name=name, segment=segment, heads=heads, kv_heads=kv_heads, work=work))
@@ -304,7 +306,7 @@ class RowCompiler:
             "element_flops": round(element_flops),
             "across": self.mask(only_across),
         }
-        self._streaming.append(_Entry(segment, op.name, columns, repeats, [*map(self.amount, accesses)]))
+        self._entries["streaming"].append(_Entry(segment, op.name, columns, repeats, [*map(self.amount, accesses)]))
 
     def added_gradient(self, reader: Operator, sharding: Sharding, position: int, *, segment: int) -> None:
         """Add the accumulation of an input gradient to the gradients of earlier readers: two reads and a write."""
@@ -328,7 +330,7 @@ class RowCompiler:
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
         columns["counted"] = int(is_counted)
         columns["copies"] = 0 if copies is None else self._copies.setdefault(copies, len(self._copies) + 1)
-        self._traffic.append(_Entry(segment, name, columns, repeats))
+        self._entries["traffic"].append(_Entry(segment, name, columns, repeats))
 
     def _mesh(self, op: Operator, sharding: Sharding) -> int:
         """Return the mask of the tensor axes that shard an operator with parameters."""
@@ -341,26 +343,21 @@ class RowCompiler:
 
     def rows(self, *, attention_kernel: str, num_segments: int, num_traffic_segments: int) -> TimedRows:
         """Return all rows as arrays. Call it when all amounts are registered."""
-        traffic = _rows(self._traffic, ("kind", "group", "amount", "copies", "counted"))
+        for kind in ("matmul", "low"):
+            self._entries[kind] = _with_calls(self._entries[kind])
+        entries = {kind: _rows(self._entries[kind], columns) for kind, columns in _COLUMNS.items()}
         return TimedRows(
+            **entries,
             amounts=self._arrays(),
-            matmul=_rows(_with_calls(self._matmul), (*_PRODUCT, "mesh")),
-            grouped=_rows(self._grouped, (*_PRODUCT, "mesh")),
-            low=_rows(_with_calls(self._low), (*_PRODUCT, "mesh")),
-            low_grouped=_rows(self._low_grouped, (*_PRODUCT, "mesh")),
-            convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
-            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward")),
             cached=tuple(self._cached),
             experts=tuple(self._experts),
-            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across")),
-            traffic=traffic,
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
             attention_behaviours=tuple(self._behaviours),
             attention_kernel=attention_kernel,
             num_segments=num_segments,
             num_traffic_segments=num_traffic_segments,
-            has_sends=bool((traffic.columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
+            has_sends=bool((entries["traffic"].columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
         )
 
     def _arrays(self) -> Amounts:
@@ -385,7 +382,7 @@ class RowCompiler:
         )
 
 
-def _with_calls(entries: Sequence[_Entry]) -> Sequence[_Entry]:
+def _with_calls(entries: list[_Entry]) -> list[_Entry]:
     """Return products, each with the n of all products of its call; the entries themselves if no call has several."""
     if not any(entry.accesses for entry in entries):
         return entries
