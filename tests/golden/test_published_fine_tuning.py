@@ -31,7 +31,7 @@ def errors(cases):
     predictor = CasePredictor(has_intervals=False)
     rows = [predictor.row(case) for case in cases]
     times = [row.predicted_step_time / row.measured_step_time - 1.0 for row in rows]
-    memories = [row.predicted["memory"] / row.case.measured("memory") - 1.0 for row in rows]
+    memories = [row.predicted.get("memory", math.nan) / row.case.measured("memory") - 1.0 for row in rows]
     return [error for error in times if not math.isnan(error)], [error for error in memories if not math.isnan(error)]
 
 
