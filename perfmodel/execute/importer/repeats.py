@@ -271,7 +271,8 @@ def _value(value: object) -> Hashable:
 def write_out(program: ExportedProgram) -> bool:
     """Replace each `repeat` of the program by the nodes of its traced layer, and drop the marks.
 
-    Return False if the traced layer reads a value that it is not called with: the others may read another one.
+    Return False if the traced layer reads a value that it is not called with, or leaves one that it does not return: the others may read or
+    leave another one.
     """
     graph, signature = program.graph, program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -284,6 +285,9 @@ def write_out(program: ExportedProgram) -> bool:
         if node.target is _ENTER:
             start, body = node, []
         elif node.target is _LEAVE:
+            inside = {*body, node}
+            if any(user not in inside for left in body for user in left.users):
+                return False
             entered[node], bodies[node], body = start, body, []
         elif node.target is _REPEAT:
             end = node.args[1][0].args[0]

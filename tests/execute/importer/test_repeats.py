@@ -16,7 +16,7 @@ from tests.workload.imported.hugging_face import Qwen3Moe
 class Block(nn.Module):
     def __init__(self, size, index, how):
         super().__init__()
-        self.layer_idx, self.how, self.outside = index, how, None
+        self.layer_idx, self.how, self.loss = index, how, 0.0
         self.up, self.down, self.norm = nn.Linear(size, 4 * size), nn.Linear(4 * size, size), nn.BatchNorm1d(size)
 
     def forward(self, x, scale=None, *, flag=True):
@@ -28,6 +28,8 @@ class Block(nn.Module):
             y = y * self.layer_idx
         if self.how == "reads":
             y = y + Net.seen[-1]
+        if self.how == "leaves":
+            self.loss = y.mean()
         return x + y, None, {"mean": y.mean()}
 
 
@@ -44,7 +46,7 @@ class Net(nn.Module):
             Net.seen.append(x * 2)
             x, _, values = layer(x, flag=False)
             total = total + values["mean"]
-        return self.head(x) + total
+        return self.head(x) + total + sum(layer.loss for layer in self.layers)
 
 
 class Tied(nn.Module):
@@ -110,6 +112,7 @@ CASES = {
     "position counts": (lambda: Net("counts"), "float32[2,4,8]", Block, 1 + 4),
     "position in a product": (lambda: Net("multiplies"), "float32[2,4,8]", Block, 1 + 4),
     "value of the surrounding": (lambda: Net("reads"), "float32[2,4,8]", Block, 1 + 4),
+    "value left to the surrounding": (lambda: Net("leaves"), "float32[2,4,8]", Block, 1 + 4),
     "one layer twice": (Tied, "float32[2,8]", nn.Linear, 4),
     "decoder and encoder": (
         lambda: nn.Transformer(16, 2, 2, 2, 32, batch_first=True),
