@@ -24,8 +24,9 @@ from perfmodel.hardware.chip import Chip as Chip, MemoryTier as MemoryTier
 from perfmodel.hardware.cluster import Cluster as Cluster
 from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, Topology as Topology
 from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.choices import AttentionKernel as AttentionKernel, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
 from perfmodel.parallel.framework_ref import SettingValues
-from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
+from perfmodel.parallel.layout import ParallelLayout as ParallelLayout
 from perfmodel.parallel.measured import AllocationSite as AllocationSite, MeasuredMemory as MeasuredMemory, MeasuredTrace as MeasuredTrace, MemoryComparison as MemoryComparison, TraceComparison as TraceComparison
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions

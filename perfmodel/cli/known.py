@@ -319,8 +319,8 @@ def profiles(
     """List execution profiles: what a framework does with a plan, with their sources."""
     from perfmodel.foundation.units import format_time
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
+    from perfmodel.parallel.choices import ZERO_STAGES
     from perfmodel.parallel.framework_ref import SETTING_NAMES
-    from perfmodel.parallel.layout import ZERO_STAGES
 
     known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 

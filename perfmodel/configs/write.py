@@ -21,8 +21,8 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.choices import MODULES, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import SETTING_NAMES
-from perfmodel.parallel.layout import MODULES, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers

@@ -26,9 +26,10 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, shard_axes
 from perfmodel.parallel.algebra.sharding import COMM, TENSOR_AXES
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy

@@ -55,8 +55,8 @@ from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, SHOWN_COMM
+from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.interval import TAIL
-from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.workload.graph import Graph

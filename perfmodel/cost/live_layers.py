@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from perfmodel.cost.rows import TimedRows
 from perfmodel.cost.stages import block_rows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
+from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import Recompute
 
 Array = NDArray[np.float64]
 

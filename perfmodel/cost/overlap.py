@@ -18,7 +18,7 @@ from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 
 
 def _exposed_time(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:

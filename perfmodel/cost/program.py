@@ -25,7 +25,7 @@ from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.sharding import COMM, comm_class
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.workload.graph import Operator, Region, TensorRole
 from perfmodel.workload.work import Pass, Product, Stream, Work
 

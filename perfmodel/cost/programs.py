@@ -18,7 +18,7 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.tiles import needs_length
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 
 #: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights.
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"

@@ -23,8 +23,8 @@ from perfmodel.cost.stages import Ranks, Stages, block_rows, inner_regions, mean
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, TENSOR_AXES
+from perfmodel.parallel.choices import RINGS, PipelineSchedule, Recompute
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import RINGS, PipelineSchedule, Recompute
 from perfmodel.workload.graph import Region
 
 Array = NDArray[np.float64]

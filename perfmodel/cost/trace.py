@@ -33,7 +33,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.measured import TRACE_NAMES
 from perfmodel.parallel.plan import Plan, place_of
 

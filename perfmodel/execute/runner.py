@@ -13,8 +13,8 @@ from perfmodel.execute.launch.rank_results import TOLERANCE, RankMeasurement, co
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names
+from perfmodel.parallel.choices import ZeroStage
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement, interquartile_range
 

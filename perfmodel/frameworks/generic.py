@@ -19,7 +19,7 @@ from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 from perfmodel.frameworks.runnable import ANYTHING
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.hardware.reader import list_calibrations, load_calibration
-from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.choices import ZERO_STAGES
 
 #: Properties of one cluster, not of a framework.
 _NOT_SHARED = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})

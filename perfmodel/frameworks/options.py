@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.grouped import group_of
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
-from perfmodel.parallel.layout import LOSS_FORMS, WHOLE_LOSS, read_context_form
+from perfmodel.parallel.choices import LOSS_FORMS, WHOLE_LOSS, read_context_form
 
 #: Parts of a layer that may be launched as CUDA graphs (Megatron-LM's --cuda-graph-scope).
 GRAPH_SCOPES = ("attn", "mamba", "moe_router", "moe_preprocess", "mlp")
@@ -244,7 +244,7 @@ class CommunicationOptions:
                                       the data axes reduce it (DTensor); else its shard is, once a step
     gathers_row_bias_gradients        the bias of a row-parallel linear takes the gradient that the product gathers, complete on every tp
                                       rank (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
-    context_form                      stated form of context parallelism (`parallel/layout.py`); "": that of the framework, keys and
+    context_form                      stated form of context parallelism (`parallel/choices.py`); "": that of the framework, keys and
                                       values gathered
     flat_rings                        collectives between nodes are flat rings, without trees or hierarchical algorithms
     """

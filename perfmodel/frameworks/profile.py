@@ -41,8 +41,8 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events
+from perfmodel.parallel.choices import ZERO_STAGES, Dispatcher, Recompute, ZeroStage
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
-from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 
 GENERIC = "generic"

@@ -16,8 +16,8 @@ from perfmodel.foundation.errors import bad_field, one_line
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.choices import Recompute, module_operators, read_modules
 from perfmodel.parallel.framework_ref import framework_named
-from perfmodel.parallel.layout import Recompute, module_operators, read_modules
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob

@@ -22,7 +22,7 @@ from perfmodel.frameworks.tiles import tiled, with_traffic
 from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.layout import RINGS
+from perfmodel.parallel.choices import RINGS
 from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.graph import Graph, Operator, Tensor, TensorRole
 from perfmodel.workload.quantization import WeightPart

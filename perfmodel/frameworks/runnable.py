@@ -11,7 +11,7 @@ from perfmodel.foundation.records import INLINE
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.choices import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig

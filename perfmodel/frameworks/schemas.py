@@ -15,7 +15,7 @@ from perfmodel.frameworks.options import GRAPH_SCOPES, GROUP_OF, GROUPS, KIND_OF
 from perfmodel.frameworks.runnable import RUNS_CHOICES, Runs
 from perfmodel.frameworks.shipped import FILE_GROUPS, unit_of
 from perfmodel.parallel.algebra.rules import list_rule_sets
-from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.choices import ZERO_STAGES
 
 _SOURCE = (Text, Field(OMITTED, description="where this was read or measured"))
 _EXAMPLES = {QuantityKind.TIME: "15 us", QuantityKind.BYTES: "25 MB"}

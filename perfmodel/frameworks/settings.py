@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.choices import FUSED_LOSS, RING, ULYSSES, ULYSSES_RULES, UPCAST_LOSS, WHOLE_LOSS, ZERO_STAGES
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.framework_ref import (
     ASYNC_TP_OVERLAP,
@@ -22,7 +23,6 @@ from perfmodel.parallel.framework_ref import (
     stated,
     unread,
 )
-from perfmodel.parallel.layout import FUSED_LOSS, RING, ULYSSES, ULYSSES_RULES, UPCAST_LOSS, WHOLE_LOSS, ZERO_STAGES
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile

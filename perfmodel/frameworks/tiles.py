@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.layout import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
+from perfmodel.parallel.choices import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
 from perfmodel.workload.graph import Graph, Operator, Tensor
 from perfmodel.workload.work import Data, Product, Stream, Work, count_of
 

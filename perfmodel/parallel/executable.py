@@ -14,8 +14,9 @@ from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.assignment import cuts_as
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel

@@ -16,8 +16,8 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import parsed_bool
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.parallel.choices import CONTEXT_FORMS, LOSS_FORMS
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
-from perfmodel.parallel.layout import CONTEXT_FORMS, LOSS_FORMS
 
 Value: TypeAlias = bool | float | str
 SettingValues: TypeAlias = "Mapping[str, Value] | list[str] | str | None"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.words import given_words, reader, size, word, words_of
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, check_order
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER, check_order
 
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
@@ -92,7 +93,7 @@ class Knobs:
     recompute_modules: Sequence[str] | None = word(
         "Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe",
         otherwise="selective recomputation is of core_attn", metavar="NAMES", takes="Sequence[str] | str", is_shorthand=True,
-        read=reader("parallel.layout", "read_modules"),
+        read=reader("parallel.choices", "read_modules"),
     )  # fmt: skip
     attention: str | None = _choice("flash or unfused", otherwise="the profile's if left out", choices=AttentionKernel, in_files="flash")
     order: Sequence[str] | None = word(
@@ -134,7 +135,7 @@ class Knobs:
         """Return the knobs as a plan has them: the open factor of `dp` goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
         if "recompute_modules" in given:
-            from perfmodel.parallel.layout import module_operators
+            from perfmodel.parallel.choices import module_operators
 
             given["recompute_operators"] = module_operators(given.pop("recompute_modules"))
         if "rules" in given:

@@ -16,20 +16,10 @@ from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rule_sets, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage, missing_module
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
-from perfmodel.parallel.layout import (
-    DEFAULT_ORDER,
-    ZERO_STAGES,
-    AttentionKernel,
-    Dispatcher,
-    ParallelLayout,
-    PipelineSchedule,
-    Recompute,
-    ZeroStage,
-    check_order,
-    missing_module,
-)
+from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.stage_cuts import default_stage_layers

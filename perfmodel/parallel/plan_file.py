@@ -16,9 +16,10 @@ from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import check_rule_set, rule_set_from_dict, rule_set_of
+from perfmodel.parallel.choices import MODULES, module_operators
 from perfmodel.parallel.framework_ref import read_settings, stated
 from perfmodel.parallel.knobs import Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER, MODULES, module_operators
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.model_fields import model_to_dict, read_model
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict

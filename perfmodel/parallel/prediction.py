@@ -11,7 +11,8 @@ from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
-from perfmodel.parallel.layout import CHUNKED_LOSS, DEFAULT_ORDER, FUSED_LOSS, WHOLE_LOSS
+from perfmodel.parallel.choices import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.parallel.rows import table_rows, without_total
 from perfmodel.workload.job import TrainingJob

@@ -108,11 +108,11 @@ class Request:
     )  # fmt: skip
     cp_form: Any = word(
         "How ranks of --cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form)",
-        otherwise="as the framework does", metavar="NAME", takes="str", read=reader("parallel.layout", "read_context_form"),
+        otherwise="as the framework does", metavar="NAME", takes="str", read=reader("parallel.choices", "read_context_form"),
     )  # fmt: skip
     offload: Any = word(
         "What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas",
-        otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=reader("parallel.layout", "read_offloads"),
+        otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=reader("parallel.choices", "read_offloads"),
     )  # fmt: skip
     calibration: Any = _calibration()
     memory_headroom: Any = word(
@@ -126,8 +126,8 @@ class Request:
 
     def stated(self) -> dict[str, Any]:
         """Return the stated settings."""
+        from perfmodel.parallel.choices import OFFLOADS, read_context_form, read_offloads
         from perfmodel.parallel.framework_ref import read_settings
-        from perfmodel.parallel.layout import OFFLOADS, read_context_form, read_offloads
 
         settings: dict[str, Any] = read_settings(self.settings)
         if self.cp_form is not None:

@@ -11,7 +11,8 @@ from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
+from perfmodel.parallel.choices import AttentionKernel
+from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator

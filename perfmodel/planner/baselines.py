@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.planner.published_layouts import PublishedDegrees, published_degrees
 from perfmodel.planner.result import Baseline

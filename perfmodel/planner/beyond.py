@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.frameworks.runnable import ANYTHING
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import Objective

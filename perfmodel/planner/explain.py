@@ -13,8 +13,8 @@ from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.rules import default_rule_sets, rule_labels, rule_set_of
+from perfmodel.parallel.choices import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
-from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out

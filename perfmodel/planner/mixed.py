@@ -19,7 +19,7 @@ import numpy as np
 from perfmodel.cost.mixed import MixedEstimator, balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import Verdict, memory_rule
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out

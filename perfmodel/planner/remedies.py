@@ -17,8 +17,8 @@ from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.engine_formats import formats_on
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.choices import OFFLOADS, AttentionKernel, Recompute
 from perfmodel.parallel.framework_ref import FrameworkRef
-from perfmodel.parallel.layout import OFFLOADS, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Service

@@ -12,7 +12,8 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import check_headroom, check_risk, fit_probability, memory_rule
 from perfmodel.frameworks.ensemble import WeightedProfile
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.choices import AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines

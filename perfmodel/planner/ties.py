@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.parallel.algebra.rules import rule_labels
-from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.choices import Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan

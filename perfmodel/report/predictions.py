@@ -15,9 +15,9 @@ from perfmodel.foundation.units import format_bytes, format_count, format_flop_r
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, rule_labels
+from perfmodel.parallel.choices import recompute_words
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.interval import COVERAGE, StepInterval
-from perfmodel.parallel.layout import recompute_words
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import (
     PROBABILITY,

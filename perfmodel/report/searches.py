@@ -10,8 +10,9 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import rule_labels
+from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import flags_text
-from perfmodel.parallel.layout import DEFAULT_ORDER, ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS

@@ -18,7 +18,8 @@ from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.frameworks.releases import ReleaseRecipe
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.layout import ZeroStage, even_stage_layers, module_operators, read_modules
+from perfmodel.parallel.choices import ZeroStage, module_operators, read_modules
+from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.stage_cuts import stage_layers_by_cost
 from perfmodel.validation.case_settings import context_of_case, settings_of_case

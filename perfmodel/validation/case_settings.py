@@ -8,8 +8,8 @@ from typing import Any
 
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.settings import with_settings
+from perfmodel.parallel.choices import CHUNKED_LOSS, FUSED_LOSS, ULYSSES, WHOLE_LOSS, ZIGZAG, rules_of_form
 from perfmodel.parallel.framework_ref import passed_over
-from perfmodel.parallel.layout import CHUNKED_LOSS, FUSED_LOSS, ULYSSES, WHOLE_LOSS, ZIGZAG, rules_of_form
 
 
 def _offloaded(value: object) -> object:

@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import ReleaseRecipe, as_recipe_runs, load_releases, recipe_of, without_depth
-from perfmodel.parallel.layout import Dispatcher
+from perfmodel.parallel.choices import Dispatcher
 from perfmodel.validation.fields import optional_count
 from perfmodel.validation.framework_patterns import Framework
 from perfmodel.validation.shipped_models import DENSE, MTP, stated_layers

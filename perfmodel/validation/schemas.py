@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHa
 
 from perfmodel.foundation.errors import bad_field, one_line
 from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy, validated
-from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.choices import ZERO_STAGES
 from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS, SERVING_KINDS
 
 RECOMPUTATIONS = ("none", "selective", "full", "minimal_offloaded")

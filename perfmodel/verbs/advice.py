@@ -11,9 +11,9 @@ from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.choices import OFFLOADS
 from perfmodel.parallel.framework_ref import SETTING_NAMES, framework_named
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.layout import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request

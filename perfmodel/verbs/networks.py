@@ -172,7 +172,7 @@ def network_setting(
     global_batch   of a step, in place of `batch`: the network is then built at every requested batch
     """
     from perfmodel.foundation.values import choice_of
-    from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.parallel.choices import AttentionKernel
     from perfmodel.verbs.setting import constants_of, find_cluster, make_setting
     from perfmodel.workload.models import load_model
     from perfmodel.workload.networks import load_network, network_sizes
@@ -445,7 +445,7 @@ def predict_requested(plan: Plan, asked: Request, *, network: Graph | str | None
 def trained_otherwise(plan: Plan, *, precision: str | None = None, optimizer: str | None = None, zero: int | None = None) -> Plan:
     """Return the plan with another precision, optimizer or ZeRO stage."""
     from perfmodel.foundation.values import choice_of
-    from perfmodel.parallel.layout import ZeroStage
+    from perfmodel.parallel.choices import ZeroStage
 
     job = replace(
         plan.job,

@@ -7,8 +7,9 @@ from typing import Any
 
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import default_rule_sets
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.knobs import Knobs, ServingKnobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.serving.plan import DEGREES

@@ -28,7 +28,7 @@ from perfmodel.verbs.training import check_objective, with_run_values
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
-    from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.parallel.choices import AttentionKernel
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.remedies import RemedyConditions
@@ -140,7 +140,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
 
     any_framework   include plans that the framework cannot run
     """
-    from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, module_operators, useful_modules
+    from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, module_operators, useful_modules
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space, searched_rules
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfmodel.parallel.choices import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 from perfmodel.parallel.framework_ref import FrameworkRef
-from perfmodel.parallel.layout import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine

@@ -18,9 +18,9 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
+from perfmodel.parallel.choices import rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.layout import rules_of_form
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.verbs.settable import attention_note, default_loss, small_loss

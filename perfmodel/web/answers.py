@@ -21,8 +21,8 @@ from perfmodel.foundation.plain import SCHEMA_VERSION, picked, to_plain
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
+from perfmodel.parallel.choices import MODULES
 from perfmodel.parallel.knobs import Knobs, choices_of
-from perfmodel.parallel.layout import MODULES
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.api import explain_plan

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.parallel.algebra.sharding import COMM
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.planner.uniform.space import Space

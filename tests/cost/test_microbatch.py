@@ -11,8 +11,9 @@ from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.programs import Compiled
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 

@@ -6,8 +6,9 @@ import pytest
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.parameters import cell, compile_parameters, parameter_cost
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, profile_of
 

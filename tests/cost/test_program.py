@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.cost.program import PHASES, SAVED, segment
 from perfmodel.parallel.algebra.sharding import COMM, comm_class
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 from tests.marks import mostly_nightly

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = PipelineSchedule
 schedules = pytest.mark.parametrize("schedule", PipelineSchedule)

@@ -17,7 +17,7 @@ from perfmodel.cost.step import exposed_sends, host_factor, pace, phase_launches
 from perfmodel.cost.update import element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
-from perfmodel.parallel.layout import ZERO_STAGES, PipelineSchedule
+from perfmodel.parallel.choices import ZERO_STAGES, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision

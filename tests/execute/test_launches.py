@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from perfmodel.cost.launches import kernels_of
 from perfmodel.cost.program import PHASES
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.eager import EAGER_RMS_NORM, EAGER_ROTARY
-from perfmodel.parallel.layout import AttentionKernel
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, profile_of
 from tests.execute.test_eager_traffic import rms_norm, rotate_half
 

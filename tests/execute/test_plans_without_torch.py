@@ -14,8 +14,9 @@ from perfmodel.execute.runner import executable_reason
 from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.choices import Dispatcher, PipelineSchedule
 from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
-from perfmodel.parallel.layout import DEFAULT_ORDER, Dispatcher, PipelineSchedule
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import make_plan
 from perfmodel.verbs import api
 from perfmodel.verbs import networks as network_verbs

@@ -11,7 +11,7 @@ from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason
 from perfmodel.frameworks.schemas import runs_model
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher
 from perfmodel.planner.uniform.space import LONG_SEQUENCE, Space, runnable_space, searched_rules
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.training import training_of

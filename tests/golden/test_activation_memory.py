@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.memory.moments import At, activation_terms
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision
 from perfmodel.workload.models import load_model

@@ -12,7 +12,7 @@ from perfmodel.cost.resolve import choose_calibration
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import assigned_plan, make_plan

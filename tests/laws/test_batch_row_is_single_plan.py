@@ -11,7 +11,8 @@ from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.layer_specs import Experts

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.frameworks.profile import list_profiles
 from perfmodel.hardware.fabric import Topology
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier

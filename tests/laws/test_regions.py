@@ -25,8 +25,9 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.choices import PipelineSchedule, Recompute
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.planner.per_operator.space import network_space
 from perfmodel.workload.graph import Graph, Operator, Repeat

@@ -7,8 +7,9 @@ from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.program import PHASES
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.transformer import build_graph

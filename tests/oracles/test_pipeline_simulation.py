@@ -17,7 +17,8 @@ from perfmodel.cost.schedules import (
     Pipeline,
     StageTimes,
 )
-from perfmodel.parallel.layout import PipelineSchedule, even_stage_layers
+from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import even_stage_layers
 from tests.oracles.simulated_pipeline import layers_held, simulate
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = PipelineSchedule

@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.layout import DEFAULT_ORDER, USUAL_DISPATCHERS, AttentionKernel, Dispatcher
+from perfmodel.parallel.choices import USUAL_DISPATCHERS, AttentionKernel, Dispatcher
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space

@@ -4,7 +4,7 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.layout import MODULES
+from perfmodel.parallel.choices import MODULES
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph

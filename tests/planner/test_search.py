@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.layout import DEFAULT_ORDER, Dispatcher
+from perfmodel.parallel.choices import Dispatcher
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.planner.baselines import AS_PUBLISHED
 from perfmodel.planner.explain import explain
 from perfmodel.planner.reasons import layouts_left_out

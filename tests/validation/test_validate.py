@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.layout import module_operators
+from perfmodel.parallel.choices import module_operators
 from perfmodel.parallel.stage_cuts import stage_layers_by_cost
 from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import NOT_INPUTS, inputs_of, parse_case, read_cases

@@ -7,7 +7,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.parallel.layout import Dispatcher
+from perfmodel.parallel.choices import Dispatcher
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import NO_CASTS
 from perfmodel.workload.job import PRECISION_POLICIES, Precision

@@ -19,7 +19,7 @@ from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import ExchangePosition, ShardedGraph, extent_amount
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.work import Pass
 

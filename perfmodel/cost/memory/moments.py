@@ -23,7 +23,7 @@ from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import FLOAT32_BYTES
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 
 IN_FLIGHT = 2.0
 """Layers whose offloaded activations are on the chip: the one that runs, and the one in transfer."""

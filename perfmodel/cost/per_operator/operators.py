@@ -26,8 +26,8 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
+from perfmodel.parallel.choices import ZERO_STAGES
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Graph, Operator

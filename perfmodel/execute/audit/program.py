@@ -20,7 +20,7 @@ from perfmodel.execute.audit.repeat import with_microbatches
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.foundation.errors import RunError
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 

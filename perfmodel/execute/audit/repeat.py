@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from perfmodel.cost.counts import RankCounts
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import Plan
 
 

@@ -22,7 +22,7 @@ from perfmodel.execute.per_operator.redistribute import Redistribution, local_pa
 from perfmodel.execute.zero import Dtypes
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.layout import ZeroStage
+from perfmodel.parallel.choices import ZeroStage
 from perfmodel.parallel.per_operator.parameters import parameter_units
 from perfmodel.parallel.per_operator.stages import sections_of
 from perfmodel.parallel.per_operator.traffic import derive_assigned

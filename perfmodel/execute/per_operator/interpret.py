@@ -16,7 +16,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
 from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_layout
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.per_operator.recompute import recomputed_runs
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operator

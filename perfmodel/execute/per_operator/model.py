@@ -29,7 +29,8 @@ from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.execute.zero import Dtypes, dtypes_of
 from perfmodel.parallel.algebra.sharding import Held, Layout
-from perfmodel.parallel.layout import ParallelLayout, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.choices import PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.layout import ParallelLayout
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.parameters import parameter_units
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs

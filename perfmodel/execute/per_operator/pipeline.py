@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, 
 
 from perfmodel.execute.per_operator.interpret import Interpreter
 from perfmodel.execute.per_operator.redistribute import holding
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.per_operator.stages import stage_send
 
 if TYPE_CHECKING:

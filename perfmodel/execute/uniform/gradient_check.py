@@ -19,7 +19,7 @@ from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.execute.uniform.weights import canonical_name, make_tokens, one_process_model, shifted_tokens
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
 

@@ -31,7 +31,7 @@ from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
 from perfmodel.execute.zero import dtypes_of
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 

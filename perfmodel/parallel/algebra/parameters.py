@@ -26,7 +26,7 @@ from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
-from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.choices import ZERO_STAGES
 
 #: Axes over which ZeRO shards nothing: replicas of the model, and tensor parallelism, which shards weights itself.
 #: Parameters may be sharded over any other axis; cp is a data axis for weights.

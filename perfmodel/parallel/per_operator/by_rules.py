@@ -12,7 +12,8 @@ from math import gcd
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, Held, Sharding, gradient_layout, input_layout, output_layout
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan

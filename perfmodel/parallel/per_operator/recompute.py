@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.per_operator.stages import sections_of
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.parallel.plan import Plan

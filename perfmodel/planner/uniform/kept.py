@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.layout import Dispatcher, Recompute
+from perfmodel.parallel.choices import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup
 
 _Value = TypeVar("_Value")

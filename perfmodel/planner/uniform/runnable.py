@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.frameworks.runnable import ZeroRuns, combines_axes
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.layout import Dispatcher, Recompute
+from perfmodel.parallel.choices import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, Space
 
 Array = NDArray[np.float64]

@@ -17,7 +17,7 @@ from perfmodel.cost.memory.chip import kept_memory, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
 
 Array = NDArray[np.float64]

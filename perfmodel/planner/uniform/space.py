@@ -21,20 +21,9 @@ from perfmodel.parallel.algebra.degrees import admits, fine_sizes, present_axes
 from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set
 from perfmodel.parallel.assignment import cuts_alike
+from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES, USUAL_DISPATCHERS, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.knobs import searched_knobs
-from perfmodel.parallel.layout import (
-    DEFAULT_ORDER,
-    STAGES_WITHOUT_LAYERS,
-    ULYSSES,
-    ULYSSES_RULES,
-    USUAL_DISPATCHERS,
-    AttentionKernel,
-    Dispatcher,
-    PipelineSchedule,
-    Recompute,
-    even_stage_layers,
-    shorter_ends_stage_layers,
-)
+from perfmodel.parallel.layout import DEFAULT_ORDER, STAGES_WITHOUT_LAYERS, even_stage_layers, shorter_ends_stage_layers
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training

@@ -13,7 +13,7 @@ from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_se
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineGroup
 
 Array = NDArray[np.float64]

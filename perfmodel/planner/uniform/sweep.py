@@ -21,7 +21,7 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.blocks import MemoryLimit
 from perfmodel.planner.uniform.chunks import ChunkCosts, chunk_of, evaluate_rows, least_times, mean_rounds, time_pending

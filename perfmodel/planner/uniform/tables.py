@@ -25,8 +25,8 @@ from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import RegionTimes, region_times
 from perfmodel.cost.update import ParameterTerms, parameter_terms, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
 

@@ -15,7 +15,7 @@ from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stages_of
 from perfmodel.cost.update import held_elements
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.transformer import decoder_regions
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of

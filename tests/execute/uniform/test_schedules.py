@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost.schedules import FORWARD, SCHEDULES
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

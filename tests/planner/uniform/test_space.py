@@ -6,15 +6,8 @@ import pytest
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.parallel.layout import (
-    DEFAULT_ORDER,
-    AttentionKernel,
-    PipelineSchedule,
-    Recompute,
-    check_order,
-    module_operators,
-    useful_modules,
-)
+from perfmodel.parallel.choices import AttentionKernel, PipelineSchedule, Recompute, module_operators, useful_modules
+from perfmodel.parallel.layout import DEFAULT_ORDER, check_order
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.planner.uniform.space import (
     KNOBS,
