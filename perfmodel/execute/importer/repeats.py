@@ -23,6 +23,8 @@ from torch.fx.graph import _Namespace as Namespace
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from perfmodel.execute.layers.kernel import operator
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, Node
@@ -67,37 +69,26 @@ class _Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@torch.library.custom_op("perfmodel::enter", mutates_args=())
+def _like(tensors: Sequence[torch.Tensor], *_: object) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
+@operator("enter", _like)
 def enter(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
     """Mark the inputs of the traced layer `path`."""
     return [tensor.clone() for tensor in tensors]
 
 
-@torch.library.custom_op("perfmodel::leave", mutates_args=())
+@operator("leave", _like)
 def leave(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Mark the outputs of a traced layer."""
     return [tensor.clone() for tensor in tensors]
 
 
-@torch.library.custom_op("perfmodel::repeat", mutates_args=())
+@operator("repeat", lambda tensors, like, path: _like(like))
 def repeat(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
     """Stand for the layer `path`, which computes as the traced layer with the outputs `like`."""
     raise NotImplementedError("a traced layer replaces it before a program runs")
-
-
-@enter.register_fake
-def _(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in tensors]
-
-
-@leave.register_fake
-def _(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in tensors]
-
-
-@repeat.register_fake
-def _(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in like]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -278,8 +269,7 @@ def write_out(program: ExportedProgram) -> bool:
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     stored = {names[node.name]: node for node in graph.nodes if node.name in names}
     names |= signature.inputs_to_lifted_tensor_constants
-    entered: dict[Node, Node] = {}
-    bodies: dict[Node, list[Node]] = {}
+    traced: dict[Node, tuple[Node, list[Node]]] = {}  # mark of the end -> mark of the start, and the nodes between them
     body: list[Node] = []
     for node in list(graph.nodes):
         if node.target is _ENTER:
@@ -288,10 +278,10 @@ def write_out(program: ExportedProgram) -> bool:
             inside = {*body, node}
             if any(user not in inside for left in body for user in left.users):
                 return False
-            entered[node], bodies[node], body = start, body, []
+            traced[node], body = (start, body), []
         elif node.target is _REPEAT:
             end = node.args[1][0].args[0]
-            if not _copy(graph, node, entered[end], bodies[end], end, names, stored):
+            if not _copy(graph, node, *traced[end], end, names, stored):
                 return False
         elif node.op != "placeholder":
             body.append(node)
