@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -11,7 +12,6 @@ from typing import Any
 from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of, times_of
 from perfmodel.fitting.fit import UserRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.foundation.files import file_state
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
@@ -201,12 +201,8 @@ def _cluster_name(row: Row) -> str:
     return state_chip_cluster(chip, **{name: value for name, value in stated.items() if value is not None}).text
 
 
+@session_cache(maxsize=1024, file=lambda cluster_name, chips: cluster_name)
 def _cluster(cluster_name: str, chips: int) -> Cluster:
-    return _cluster_as_of(cluster_name, chips, file_state(cluster_name))
-
-
-@session_cache(maxsize=1024)
-def _cluster_as_of(cluster_name: str, chips: int, state: tuple[int, ...]) -> Cluster:
     return load_cluster(cluster_name, num_chips=chips)
 
 
@@ -216,13 +212,17 @@ def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
         return model
     if not row.text("model"):
         raise InputError("model: is missing; give a name (`perfmodel models`) or the path of a config.json")
-    name = row.text("model")
-    folder = Path(name) / "config.json"
-    return _known_model(name, file_state(str(folder)) or file_state(name))
+    return _known_model(row.text("model"))
 
 
-@session_cache(maxsize=64)
-def _known_model(name: str, state: tuple[int, ...]) -> TransformerConfig:
+def _config_of(name: str) -> str:
+    """Return the file of a model that is a path, of a folder its config.json."""
+    config = os.path.join(name, "config.json")
+    return config if os.path.isfile(config) else name
+
+
+@session_cache(maxsize=64, file=_config_of)
+def _known_model(name: str) -> TransformerConfig:
     return load_model(name)
 
 

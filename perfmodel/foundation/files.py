@@ -70,15 +70,6 @@ def read_text(path: str | Path, what: str) -> str:
         raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
-def file_state(path: str | Path) -> tuple[int, ...]:
-    """Return a part of a cache key that changes when the file is edited; empty if there is no such file."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 #: Longest text whose parsed data is cached, as for shipped files [characters].
 MOST_KEPT = 1 << 18
 

@@ -6,10 +6,12 @@ itself depend on no call; `functools` caches them for the process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
@@ -71,8 +73,12 @@ class Session:
 _SESSIONS: ContextVar[tuple[Session, ...]] = ContextVar("_SESSIONS", default=(Session(),))
 
 
-def session_cache(*, maxsize: int) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def session_cache(
+    *, maxsize: int, file: Callable[..., str | Path] | None = None
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Return a decorator for functions of hashable arguments: `functools.lru_cache` with the results in the current session.
+
+    file   path of the file that the function reads, from its arguments: an edited file is read again
 
     Threads share it as they share an `lru_cache`: two that need the same result at once may both compute it.
     """
@@ -90,7 +96,29 @@ def session_cache(*, maxsize: int) -> Callable[[Callable[_Arguments, _Result]], 
 
         return cached
 
-    return decorate
+    def decorate_reader(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @session_cache(maxsize=maxsize)
+        @wraps(function)
+        def in_state(state: object, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            return function(*args, **kwargs)
+
+        @wraps(function)
+        def read(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            assert file is not None
+            return in_state(_file_state(file(*args, **kwargs)), *args, **kwargs)
+
+        return read
+
+    return decorate if file is None else decorate_reader
+
+
+def _file_state(path: str | Path) -> tuple[int, ...]:
+    """Return a part of a cache key that changes when the file is edited; empty if there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.files import file_state
 from perfmodel.foundation.grouped import Grouped, group_of
 from perfmodel.foundation.records import INLINE, record_from_data
 from perfmodel.foundation.resources import resource_dir
@@ -324,7 +323,7 @@ def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
     if isinstance(name, Engine):
         return name
     if str(name) in list_engines():
-        return _load(str(name), ())
+        return _load(str(name), is_shipped=True)
     path, quoted = Path(name), one_line(str(name), 60)
     try:
         is_file = path.is_file()
@@ -332,15 +331,15 @@ def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
         raise InputError(f"engine={quoted}: is neither an engine's name nor a file; see `perfmodel engines`") from error
     if not is_file:
         raise InputError(f"engine={quoted}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
-    return _load(str(path.resolve()), file_state(path))
+    return _load(str(path.resolve()), is_shipped=False)
 
 
-@session_cache(maxsize=64)
-def _load(name: str, state: tuple[int, ...]) -> Engine:
-    """Load an engine. state: of a user's file when it was read; () for a shipped engine, by its name."""
+@session_cache(maxsize=64, file=lambda name, is_shipped: "" if is_shipped else name)
+def _load(name: str, *, is_shipped: bool) -> Engine:
+    """Load a shipped engine by its name, or a user's by its path."""
     from perfmodel.foundation.files import read_yaml
 
-    path = Path(name) if state else resource_dir("strategies") / "engines" / f"{name}.yaml"
+    path = resource_dir("strategies") / "engines" / f"{name}.yaml" if is_shipped else Path(name)
     data: Any = read_yaml(path)
     if isinstance(data, dict) and "base" in data:
         base = data["base"]
@@ -348,9 +347,9 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
             raise InputError(f"{path.name}: base={one_line(str(base), 40)}: is no engine that ships{suggest(str(base), list_engines())}")
         shipped: Any = read_yaml(resource_dir("strategies") / "engines" / f"{base}.yaml")  # without numbers fitted to runs
         data = {key: value for key, value in {**shipped, **data}.items() if key != "base"}
-    if not state and isinstance(data, dict):
+    if is_shipped and isinstance(data, dict):
         data = {**data, **{number: fit["value"] for number, fit in fitted_numbers().get(name, {}).items()}}
-    if state:
+    if not is_shipped:
         from perfmodel.foundation.schema import check, model_of
 
         check(model_of(Engine), data, where=path.name)

@@ -12,7 +12,6 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.foundation.files import file_state
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
@@ -151,12 +150,8 @@ def _checked(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return inputs
 
 
+@session_cache(maxsize=64, file=lambda name: name)
 def load_profile_once(name: str) -> ExecutionProfile:
-    return _stored_profile(name, file_state(name))
-
-
-@session_cache(maxsize=64)
-def _stored_profile(name: str, state: tuple[int, ...]) -> ExecutionProfile:
     return load_profile(name)
 
 

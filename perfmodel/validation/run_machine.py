@@ -8,7 +8,6 @@ from pathlib import Path
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.files import file_state
 from perfmodel.foundation.session import session_cache
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration
 from perfmodel.hardware.chip import Chip
@@ -21,12 +20,8 @@ from perfmodel.validation.case_plan import HardwareOfCase
 _NARROW = (Dtype.FP8, Dtype.FP4)
 
 
+@session_cache(maxsize=4096, file=lambda hardware: hardware.cluster)
 def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
-    return _cluster_of_run(hardware, file_state(hardware.cluster))
-
-
-@session_cache(maxsize=4096)
-def _cluster_of_run(hardware: HardwareOfCase, state: tuple[int, ...]) -> Cluster:
     if hardware.cluster:
         return load_cluster(hardware.cluster, num_chips=hardware.num_chips)
     return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
@@ -39,17 +34,17 @@ def calibration_of_run(hardware: HardwareOfCase, name: str | Path | None = None)
     """
     chip = cluster_of_run(hardware).chip
     if name is None and hardware.cluster:
-        return _chosen_calibration(chip, hardware.calibration, file_state(hardware.calibration))
-    return _named_calibration(chip.name, name or "", file_state(name or ""))
+        return _chosen_calibration(chip, hardware.calibration)
+    return _named_calibration(chip.name, name or "")
 
 
-@session_cache(maxsize=256)
-def _chosen_calibration(chip: Chip, name: str, state: tuple[int, ...]) -> Calibration:
+@session_cache(maxsize=256, file=lambda chip, name: name)
+def _chosen_calibration(chip: Chip, name: str) -> Calibration:
     return choose_calibration(chip, name)
 
 
-@session_cache(maxsize=256)
-def _named_calibration(chip: str, name: str | Path, state: tuple[int, ...]) -> Calibration:
+@session_cache(maxsize=256, file=lambda chip, name: name)
+def _named_calibration(chip: str, name: str | Path) -> Calibration:
     if not name:
         return default_calibration(chip, calibrations_for(chip))
     if str(name) == SPEC_SHEET_NAME:

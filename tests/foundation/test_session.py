@@ -59,6 +59,22 @@ def test_the_result_that_was_not_used_for_the_longest_time_is_dropped():
     assert info_of_doubled().entries == 2
 
 
+def test_an_edited_file_is_read_again(tmp_path):
+    reads = []
+
+    @session_cache(maxsize=4, file=lambda path, suffix="": path)
+    def content(path, suffix=""):
+        reads.append(suffix)
+        return path.read_text() + suffix
+
+    path = tmp_path / "file"
+    for text in ("one", "other"):
+        path.write_text(text)
+        assert [content(path), content(path), content(path, suffix="!")] == [text, text, f"{text}!"]
+    assert reads == ["", "!", "", "!"]
+    assert content.__name__ == "content"
+
+
 def test_a_failed_call_stores_nothing():
     for _ in range(2):
         with pytest.raises(TypeError):
