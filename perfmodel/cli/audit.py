@@ -114,12 +114,14 @@ def _blocks(result: Audit, prediction: Prediction, num_differences: int, toleran
     if counted != (total,):
         numbers = " and ".join(f"{number:,}" for number in counted)
         microbatches = f"counted with {numbers} of {total:,}, which is exact as every further one repeats the last"
+    executed, stated = result.plan.job.precision, prediction.plan.job.precision
     took = ", ".join(f"rank {audited.rank} {format_time(audited.elapsed)}" for audited in result.ranks)
     memory = max(audited.memory for audited in result.ranks)
     facts = [
         ("plan", plan_line(result.plan)),
         ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
         ("profile", _profile_line(result, prediction)),
+        *([("precision", f"{executed}, as the executor computes; the plan's own is {stated}")] if executed is not stated else []),
         ("microbatches", microbatches),
         *([("tokens", f"unevenly many for experts: the fullest rank gets {result.skew:.4g} times the mean")] if result.skew else []),
         ("convention", CONVENTION),

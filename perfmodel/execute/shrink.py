@@ -10,10 +10,11 @@ from perfmodel.execute.runner import CHECKED_PARAMETERS
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets
+from perfmodel.parallel.executable import executed_precision
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, divisors, make_plan
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import DeltaNet, Experts, Mamba
 
 #: Largest sizes of a shrunk model and job. They keep its step well under a second on one core.
@@ -173,7 +174,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         model=model.having(max_position_embeddings=max(model.positions.max_position_embeddings, length)),
         global_batch=data * micro_batch * microbatches,
         seq_len=length,
-        precision=Precision.BF16_MIXED if plan.job.precision is Precision.FP16_MIXED else plan.job.precision,
+        precision=executed_precision(plan.job),
         optimizer=plan.job.optimizer,
         train=plan.job.train,
     )

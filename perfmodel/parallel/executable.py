@@ -18,13 +18,18 @@ from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSche
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
-from perfmodel.workload.job import Precision
+from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn
 from perfmodel.workload.training import FULL_TRAINING, Method
 
 #: Rule sets that the executor runs, and with them every rule set that shards operators as one of these on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
+
+
+def executed_precision(job: TrainingJob) -> Precision:
+    """Return the precision in which the executor computes a job: bf16-mixed in place of scaled losses and of scaled products."""
+    return Precision.BF16_MIXED if job.precision is Precision.FP16_MIXED or job.policy.recipe is not None else job.precision
 
 
 def realised_as(plan: Plan) -> str:
@@ -37,6 +42,8 @@ def realised_as(plan: Plan) -> str:
 def not_executable_reason(plan: Plan) -> str:
     """Return why the executor cannot run a plan of this form on any machine; "" if it can."""
     network = plan.job.model
+    if plan.job.policy.recipe is not None:
+        return f"precision={plan.job.precision}: the executor has no products in fewer bits than bf16; use bf16-mixed"
     if isinstance(network, NetworkModel):
         if plan.schedule.splits_backward:
             return f"schedule={plan.schedule}: the interpreter runs backward passes as a whole; use 1f1b"

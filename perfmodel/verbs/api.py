@@ -261,6 +261,8 @@ def audit_plan(
 ) -> Audit:
     """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
+    Both are of the precision in which the executor computes: bf16-mixed in place of 8-bit and 4-bit products and of fp16-mixed.
+
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
     dropout            the model drops by its configuration; a run drops nothing
@@ -272,9 +274,11 @@ def audit_plan(
     from perfmodel.cost.counts import executor_profile
     from perfmodel.execute.audit.audit import audit_plan as audit
     from perfmodel.execute.audit.audit import ranks_to_audit
+    from perfmodel.parallel.executable import executed_precision
     from perfmodel.workload.routing import routing_counts
 
     loaded = load_plan(plan)
+    loaded = replace(loaded, job=replace(loaded.job, precision=executed_precision(loaded.job)))
     setting = setting_of_plan(loaded, profile=executor_profile(loaded.job.policy).having(dropout=dropout))
     ranks = ranks_to_audit(loaded, rank=rank, every_stage=all_stages)
     counts = None if routing is None else routing_counts(routing)

@@ -181,17 +181,13 @@ WIDE = ["--model", "llama-3-8b", "--cluster", "gb200-nvl72", "--chips", "64", "-
 WIDE += ["--profile", "torch-fsdp2"]
 
 
-def test_plans_that_torch_cannot_execute_say_so_in_json_and_carry_no_mark(call, call_json, tmp_path):
-    path = tmp_path / "best.yaml"
-    result = call_json("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed", "--save", path)
+def test_plans_that_torch_cannot_execute_say_so_in_json_and_carry_no_mark(call, call_json):
+    result = call_json("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed")
     reason = result["plans"][0]["not_executable_reason"]
     assert reason.startswith("precision=fp16-mixed: needs dynamic loss scaling")
     assert not any(plan["executable"] for plan in result["plans"])
     assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
-    code, out, err = call("audit", path)
-    assert (code, out) == (2, "")
-    assert reason in err
-    code, out, _ = call("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed")
+    _, out, _ = call("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed")
     assert "cannot be run" not in out
     assert "\n1* " not in out
 

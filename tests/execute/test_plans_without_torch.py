@@ -76,6 +76,7 @@ _BATCH = {"batch": ("dp_replicate", "dp_shard")}
     [
         (tiny_plan(4), "chips=4"),
         (tiny_plan(2, precision=Precision.FP16_MIXED), "precision=fp16-mixed"),
+        (tiny_plan(2, precision=Precision.FP8_BLOCK), "precision=fp8-block: the executor has no products in fewer bits than bf16"),
         (tiny_plan(2, recompute="selective", recompute_operators=("activation",)), "recompute_operators=activation"),
     ],
 )

@@ -254,6 +254,17 @@ def test_a_difference_leaves_with_1(tmp_path, capfd, monkeypatch):
     assert cli.run(["audit", str(path), "--tolerance", "0.5"]) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("audits_share_a_process")
+@pytest.mark.parametrize("precision", ["fp8-block", "fp16-mixed"])
+def test_a_plan_in_another_precision_is_counted_in_that_of_the_executor(tmp_path, capfd, precision):
+    path = tmp_path / "plan.yaml"
+    plan = PLANS["ZeRO-3"]
+    write_plan(replace(plan, cluster="dgx-h100", job=replace(plan.job, precision=Precision(precision))), path)
+    assert cli.run(["audit", str(path), "--rank", "0"]) == 0
+    assert f"bf16-mixed, as the executor computes; the plan's own is {precision}" in capfd.readouterr().out
+
+
 def test_what_the_executor_cannot_run_is_refused(tmp_path, capfd):
     path = tmp_path / "plan.yaml"
     write_plan(replace(tiny_plan(8, tp=8, batch=8), cluster="dgx-h100"), path)
