@@ -313,17 +313,22 @@ class Engine(Grouped):
         )
 
 
+#: Short name of an engine -> its name.
+SHORT_NAMES = {"trt-llm": "tensorrt-llm", "trtllm": "tensorrt-llm"}
+
+
 def list_engines() -> tuple[str, ...]:
     """Return the names of the shipped engines."""
     return tuple(sorted(path.stem for path in (resource_dir("strategies") / "engines").glob("*.yaml")))
 
 
 def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
-    """Return a shipped engine by name, or a user's by path, which is read again if its file changed."""
+    """Return a shipped engine by name (`SHORT_NAMES` included), or a user's by path, which is read again if its file changed."""
     if isinstance(name, Engine):
         return name
-    if str(name) in list_engines():
-        return _load(str(name), is_shipped=True)
+    shipped = SHORT_NAMES.get(str(name).lower(), str(name).lower())
+    if shipped in list_engines():
+        return _load(shipped, is_shipped=True)
     path, quoted = Path(name), one_line(str(name), 60)
     try:
         is_file = path.is_file()

@@ -99,3 +99,7 @@ def test_defaults_of_an_engine_follow_the_chip(engine, chip, gib, batch, tokens,
 
 def test_sglang_captures_few_graphs_on_small_chips():
     assert load_engine("sglang").on("l4-24gb", 24 * 2**30).scheduling.graph_sizes[-1] == 24
+
+
+def test_short_names_and_capitals_name_an_engine():
+    assert load_engine("trtllm") is load_engine("TensorRT-LLM") is load_engine("tensorrt-llm")
