@@ -76,7 +76,7 @@ def weight_product_time(
     C       of `matmul_time`, at the rate of the compute dtype; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
-    In 16 bits, in which the machine computes, it is `matmul_time`. If the chip has no units for the format's products, they are computed in 16 bits.
+    The machine computes in 16 bits. In these it is `matmul_time`; so are products of a format for which the chip has no units.
     The tables' floors of 6-15 us in 8 and 4 bits are those of the quantization pass. With it the fp8 tables of H100, H200 and B200
     are 3-5 % off; without it 7-9 %, and one shape in ten by more than 30 %.
     Source: fitted by `lab.kernels.serving` to aiconfigurator's products. For formats that a chip's tables lack: the fractions
