@@ -24,7 +24,7 @@ from perfmodel.hardware.calibration import (
     StreamingModel,
 )
 from perfmodel.hardware.local import local_cluster
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.results import StepShape
 from perfmodel.workload.kinds.cache import UPDATE_KERNELS, state_bytes, state_elements
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny
