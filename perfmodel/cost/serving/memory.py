@@ -30,16 +30,20 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}
-    for weight in program.weights:
-        element_bytes = quantization.weight_bytes if weight.part in quantized_parts else weight.itemsize
-        parts: Column = expert_cut if weight.is_expert else 1.0
-        if not weight.is_expert:
-            if any(axis.startswith("tp_kv") for axis in weight.axes):
+    graph, regions = program.derivation.graph, {region.name: region for region in program.regions}
+    for parameter in program.derivation.parameters:
+        tensor, axes = graph.tensors[parameter.name], parameter.elements.axes | parameter.elements.padded_axes
+        element_bytes = quantization.weight_bytes if tensor.part in quantized_parts else tensor.itemsize
+        parts: Column = 1.0
+        if parameter.name in program.expert_inputs:
+            parts = expert_cut
+        else:
+            if any(axis.startswith("tp_kv") for axis in axes):
                 parts = parts * kv
-            if any(axis.startswith("tp_q") for axis in weight.axes):
+            if any(axis.startswith("tp_q") for axis in axes):
                 parts = parts * (np.asarray(tp) / kv)
-        held = weight.elements * element_bytes / parts
-        region = program.regions[weight.region]
+        held = float(parameter.num_elements) * element_bytes / parts
+        region = regions[parameter.regions[0]]
         if region.is_block:
             layers = layers + held * region.count
         else:
