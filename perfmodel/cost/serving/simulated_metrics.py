@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -76,19 +77,6 @@ def mean_error(values: Sequence[float]) -> float:
     return float((variance / len(batches)) ** 0.5 / mean)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputLimits:
-    """Limits that a request must meet to count as goodput. [s]"""
-
-    ttft: float = float("inf")
-    tpot: float = float("inf")
-    request_latency: float = float("inf")
-
-    @property
-    def are_given(self) -> bool:
-        return min(self.ttft, self.tpot, self.request_latency) < float("inf")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunRecord:
     """A run of one engine after its warm-up.
@@ -123,8 +111,12 @@ class RunRecord:
         return 0.0 if self.clients else mean_error([answer[0] for answer in self.answers])
 
 
-def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
-    """Return the metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
+def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: Mapping[str, float] = MappingProxyType({})) -> SimulatedLoad:
+    """Return the metrics of the requests of engines, averaged over engines.
+
+    records   each with its number of engines
+    limits    ttft, tpot, request_latency that a request must meet to count as goodput   [s]
+    """
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])
     weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])
@@ -132,7 +124,8 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLi
     gaps, seen = (
         np.array([(gap, number * count / record.elapsed) for record, count in records for gap, number in record.gaps]).reshape(-1, 2).T
     )
-    kept = (ttft <= limits.ttft) & (tpot <= limits.tpot) & (latency <= limits.request_latency)
+    times = {"ttft": ttft, "tpot": tpot, "request_latency": latency}
+    kept = np.all([times[name] <= limits.get(name, np.inf) for name in times], axis=0)
     kept_fraction = float(np.average(kept, weights=weights))
     pace = float(np.average(paces, weights=copies))
 

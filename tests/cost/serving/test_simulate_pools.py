@@ -7,7 +7,6 @@ import pytest
 
 from perfmodel.cost.serving.disaggregated import Handover, TwoPools, Workers, disaggregated
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests, simulate_pools
 
@@ -111,7 +110,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 
 
 def test_goodput_counts_what_keeps_all_limits():
-    limits = [GoodputLimits(), GoodputLimits(ttft=0.13), GoodputLimits(ttft=0.13, request_latency=1.0), GoodputLimits(tpot=1e-3)]
+    limits = [{}, {"ttft": 0.13}, {"ttft": 0.13, "request_latency": 1.0}, {"tpot": 1e-3}]
     every, some, fewer, none = (both(2, 1, VARIED, rate=30, limits=limit)[1] for limit in limits)
     assert every.goodput == pytest.approx(every.requests_per_second)
     assert 0.1 < fewer.kept_fraction < some.kept_fraction < 0.95
