@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.resolve import is_calibrated
-from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_cuts
+from perfmodel.cost.serving.attention import CONTEXT_AXIS, cache_cuts
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import ServingProgram, serving_program

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
-from perfmodel.cost.serving.context import CONTEXT_AXIS
+from perfmodel.cost.serving.attention import CONTEXT_AXIS
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import load_profile

@@ -39,7 +39,7 @@ class StepCosts:
 
     grid          of a replica's chips: tp and pp, attention ranks as dp_replicate, ranks that share prompts as cp
     tp, pp, dp    degrees; expert_parts: ranks that experts are sharded over
-    dcp           ranks of tp that share the tokens of a cache (`context.py`)
+    dcp           ranks of tp that share the tokens of a cache (`attention.py`)
     pcp           ranks that share the tokens of a prompt; pcp_cut: pcp if they share those of a cache too, else 1
     """
 
