@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.kinds.cache import state_bytes
+from perfmodel.workload.kinds.cache import state_bytes, token_shapes
 from perfmodel.workload.quantization import Quantization
 
 _PLAIN_BYTES = 2.0
@@ -88,15 +89,14 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
     """Return the cache shape over all layers. The share of layers with a window is the model's."""
     growing = windowed = latent = index = state = 0.0
     for kind in model.layer_kinds:
+        sizes = [float(prod(shape)) * kind.count for shape in token_shapes(model, kind.mixer)]
         if kind.mixer == "attention":
-            entries = 2.0 * model.num_key_value_heads * model.head_dim * kind.count
-            windowed += entries * model.sliding_layer_fraction
-            growing += entries * (1.0 - model.sliding_layer_fraction)
-        elif kind.mixer == "latent" and model.parts.latent is not None:
-            latent += (model.parts.latent.key_value_rank + model.parts.latent.rope_head_dim) * kind.count
-            index += float(model.parts.latent.index_head_dim) * kind.count
-        else:
-            state += state_bytes(model, kind.mixer) * kind.count
+            windowed += sum(sizes) * model.sliding_layer_fraction
+            growing += sum(sizes) * (1.0 - model.sliding_layer_fraction)
+        elif sizes:
+            latent += sizes[0]
+            index += sum(sizes[1:])
+        state += state_bytes(model, kind.mixer) * kind.count
     window = model.attention.window
     return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
 
