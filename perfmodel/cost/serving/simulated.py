@@ -178,7 +178,7 @@ def simulate_replicas(
             records.append((record, copies / runs))
     seen = summarize_runs(records, limits)
     working = sum(copies for _, copies in records) / layout.replicas
-    shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
+    shared = ("running", "queue", "requests_per_second", "tokens_per_second")
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 

@@ -27,7 +27,6 @@ class SimulatedLoad:
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
     running, queue         sequences with a slot and requests without, time average [-]
     requests_per_second, tokens_per_second     completed requests, and output tokens [1/s]
-    goodput                requests a second that met all limits [1/s]
     kept_fraction          of the requests that met all limits [-]
     preemptions, steps     in the complete run
     ttft_error             relative standard error of the mean TTFT at a rate; 0 for clients, whose runs match benchmarks [-]
@@ -41,7 +40,6 @@ class SimulatedLoad:
     queue: float
     requests_per_second: float
     tokens_per_second: float
-    goodput: float
     kept_fraction: float
     preemptions: int
     steps: int
@@ -126,7 +124,6 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: Mapping[s
     )
     times = {"ttft": ttft, "tpot": tpot, "request_latency": latency}
     kept = np.all([times[name] <= limits.get(name, np.inf) for name in times], axis=0)
-    kept_fraction = float(np.average(kept, weights=weights))
     pace = float(np.average(paces, weights=copies))
 
     def mean(name: str) -> float:
@@ -141,8 +138,7 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: Mapping[s
         queue=mean("area_queue"),
         requests_per_second=pace,
         tokens_per_second=pace * float(np.average(outputs, weights=weights)),
-        goodput=pace * kept_fraction,
-        kept_fraction=kept_fraction,
+        kept_fraction=float(np.average(kept, weights=weights)),
         preemptions=sum(record.preemptions for record, _ in records),
         steps=sum(record.steps for record, _ in records),
         ttft_error=max(record.ttft_error for record, _ in records),
