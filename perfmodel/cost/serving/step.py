@@ -113,7 +113,7 @@ class StepCosts:
         flat = [np.broadcast_to(np.asarray(column, dtype=float), shape).reshape(-1) for column in given]
         has_prompt = flat[4] > 0
         programs = [program for program, runs in ((self.prompt_program, has_prompt), (self.decode_program, ~has_prompt)) if runs.any()]
-        evaluated = [self._evaluate(program, self.step(program, *flat)) for program in programs]
+        evaluated = [self.evaluate(program, self.step(program, *flat)) for program in programs]
         if len(evaluated) > 1:
             evaluated = [{name: np.where(has_prompt, evaluated[0][name], evaluated[1][name]) for name in PARTS}]
         return {name: time.reshape(shape) for name, time in evaluated[0].items()}
@@ -173,7 +173,8 @@ class StepCosts:
         amount = program.amounts(sizes, rows=rows * shared, outputs=step.outputs * shared, sequences=step.decoding)
         return amount, sizes, inside
 
-    def _evaluate(self, program: ServingProgram, step: EngineStep) -> dict[str, Array]:
+    def evaluate(self, program: ServingProgram, step: EngineStep) -> dict[str, Array]:
+        """Return the seconds of each of `PARTS` of a step."""
         amount, sizes, inside = self.amounts(program, step, step.padded)
         times = row_times(program.rows, self.machine, inside, amount, sizes, step)
         mixers, last = program.of_mixers, program.of_mixers - 1
