@@ -97,11 +97,11 @@ class _Operators:
 
     def products(self) -> tuple[list[OperatorRow], list[OperatorRow]]:
         """Return the products of the layers, those in 16 bits first, and those of the head."""
-        rows, formats, last = self.program.rows, self.step.formats, len(self.program.regions) - 1
+        formats, last = self.step.formats, len(self.program.regions) - 1
         of_layers, of_head = list[OperatorRow](), list[OperatorRow]()
-        for products, is_low in products_of(rows):
-            sizes, quantization = product_sizes(products, self.amount), formats.of(is_low)
-            w, a = formats.product_bytes(quantization)
+        for products, is_low in products_of(self.program.rows):
+            sizes, quantization = product_sizes(products, self.amount), formats.quantization if is_low else formats.plain
+            w, a = quantization.weight_bytes, quantization.activation_bytes
             for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
                 batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
                 shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")

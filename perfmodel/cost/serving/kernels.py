@@ -59,7 +59,6 @@ def weight_product_time(
     batch: Column = 1.0,
     casts: Column = 0.0,
     untuned: float = 1.0,
-    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Return the time of a batch of products of activations [m, k] with weights [k, n] stored in `quantization`. [s]
 
@@ -72,11 +71,11 @@ def weight_product_time(
     untuned u  share of the rate of large products reached by a library without kernels for few rows; 1: it has them. The time is at least
                t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R)
     y       exposed share of a kernel's floor
-    itemsize   of an element of unquantized products
     C       of `matmul_time`, at the rate of the compute dtype; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
-    The machine computes in 16 bits. In these it is `matmul_time`; so are products of a format for which the chip has no units.
+    The machine computes in 16 bits, and so do products of a format for which the chip has no units. Without quantization it is
+    `matmul_time`.
     The tables' floors of 6-15 us in 8 and 4 bits are those of the quantization pass. With it the fp8 tables of H100, H200 and B200
     are 3-5 % off; without it 7-9 %, and one shape in ten by more than 30 %.
     Source: fitted by `lab.kernels.serving` to aiconfigurator's products. For formats that a chip's tables lack: the fractions
@@ -84,7 +83,7 @@ def weight_product_time(
     """
     serving, a = machine.serving, quantization.activation_bytes
     if quantization.is_plain:
-        time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
+        time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=quantization.weight_bytes, machine=machine)
     else:
         model = serving.kernels.weight_product[quantization.kernel]
         rates = replace(
@@ -120,7 +119,6 @@ def grouped_weight_time(
     quantization: Quantization,
     machine: Machine,
     up_projections: Column = 2,
-    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Return the forward time of the experts of a layer on one chip, as one fused call, with weights stored in `quantization`. [s]
 
@@ -137,9 +135,8 @@ def grouped_weight_time(
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
     serving = machine.serving
     if quantization.is_plain:
-        time = grouped_matmul_time(
-            experts=e, rows=r, tokens=tokens, hidden_size=h, intermediate_size=i, itemsize=itemsize, machine=machine, up_projections=u
-        )
+        sizes = {"hidden_size": h, "intermediate_size": i, "up_projections": u, "itemsize": quantization.weight_bytes}
+        time = grouped_matmul_time(experts=e, rows=r, tokens=tokens, machine=machine, **sizes)
         return time + machine.grouped_matmul.floor_time * (1.0 / max(serving.exposed_floor, 1e-3) - 1.0)
     passes = WIDE_ITEMSIZE * (r * (3 * h + (u + 1) * i) + tokens * h) / machine.memory.bandwidth
     small = machine.grouped_matmul.matmul

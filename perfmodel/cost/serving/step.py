@@ -25,7 +25,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
 
@@ -138,7 +138,7 @@ class StepCosts:
         decoding, of_rank = _fullest_share(sequences, ranks), np.where(has_prompt, _fullest_share(prompts, ranks), 0.0)
         verified = _fullest_share(sequences, pp) * new
         rows = decoding * new + of_rank * q / pcp
-        sizes, inside = self._axes_of(program, repeats)
+        (sizes, inside), element_bytes = self._axes_of(program, repeats), program.rows.activation_bytes
         return EngineStep(
             decoding=decoding,
             cached=np.maximum(cached, 1.0),
@@ -157,7 +157,9 @@ class StepCosts:
             groups={name: (sizes[at], [tier[at] for tier in inside]) for name, at in program.groups.items()},
             kernels=self.engine.kernels,
             formats=StepFormats(
-                quantization=self.quantization, cache_bytes=itemsize(self.cache), element_bytes=program.rows.activation_bytes
+                quantization=self.quantization.with_elements(element_bytes),
+                plain=QUANTIZATIONS["bf16"].with_elements(element_bytes),
+                cache_bytes=itemsize(self.cache),
             ),
             distinct_experts=self.distinct_experts,
             takes_prompts=program.is_prompt,
