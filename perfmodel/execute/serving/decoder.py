@@ -17,8 +17,8 @@ from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
-from perfmodel.execute.uniform.routing import balanced_routes, local_choices, round_robin
+from perfmodel.execute.uniform.model import Layer, Transformer, kind_of
+from perfmodel.execute.uniform.routing import balanced_routes, local_choices
 from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import canonical_name, fill
@@ -33,9 +33,9 @@ class ServedMixture(ExpertMixture):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [1, t, h] -> [1, t, h]."""
-        rows, is_abstract = x.flatten(0, 1), self.sharding.is_abstract
-        weights, chosen = choose(self.router(rows), self.config, round_robin(len(rows), self.config, x.device) if is_abstract else None)
-        output = (self._evenly if is_abstract else self._by_expert)(rows, weights, chosen).view(x.shape)
+        rows = x.flatten(0, 1)
+        weights, chosen = choose(self.router(rows), self.config, self._fixed(rows))
+        output = (self._evenly if self.sharding.is_abstract else self._by_expert)(rows, weights, chosen).view(x.shape)
         if hasattr(self, "shared"):
             shared = self.shared(x)
             output = output + (shared * torch.sigmoid(self.shared_gate(x)) if hasattr(self, "shared_gate") else shared)
@@ -80,6 +80,7 @@ class ServedMixture(ExpertMixture):
 
 
 class ServedLayer(Layer):
+    mixture_type = ServedMixture
     sharding: ServedSharding
 
     def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
@@ -91,12 +92,6 @@ class ServedLayer(Layer):
         if mixer == "latent":
             return CachedLatent(self.config, self.sharding, index=index, device=device)
         return CachedAttention(self.config, self.sharding, index=index, device=device)
-
-    def make_feed_forward(self, *, index: int, device: str) -> FeedForward | ExpertMixture:
-        feed_forward = super().make_feed_forward(index=index, device=device)
-        if isinstance(feed_forward, ExpertMixture):
-            return ServedMixture(self.config, self.sharding, shared=getattr(feed_forward, "shared", None), device=device)
-        return feed_forward
 
 
 class Decoder(Transformer):

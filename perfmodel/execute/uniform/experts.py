@@ -58,7 +58,7 @@ def expert_shard(matrix: torch.Tensor, name: str, experts: Experts, sharding: Ex
     piece = matrix.view(experts.num_experts, blocks, -1, *matrix.shape[1:]).chunk(sharding.ep)[sharding.ep_rank]
     if dim < piece.dim():
         piece = piece.chunk(sharding.etp, dim=dim)[sharding.etp_rank]
-    return piece.reshape(-1, *matrix.shape[1:])
+    return piece.reshape(-1, *piece.shape[3:])
 
 
 def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
@@ -67,7 +67,7 @@ def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: 
     viewed = piece.view(experts.num_experts // sharding.ep, blocks, -1, *piece.shape[1:]).contiguous()
     if dim < viewed.dim():
         viewed = _joined(viewed, sharding.etp_group, dim)
-    return _joined(viewed, sharding.ep_group, 0).reshape(-1, *piece.shape[1:])
+    return _joined(viewed, sharding.ep_group, 0).reshape(-1, *viewed.shape[3:])
 
 
 def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
