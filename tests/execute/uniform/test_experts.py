@@ -23,9 +23,9 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (1, 2), (2, 3)])
 def test_ranks_hold_each_entry_once_and_the_last_biases_on_each_rank_of_an_expert(name, ep, etp):
-    whole = torch.arange(float(torch.Size(SHAPES[name]).numel())).view(SHAPES[name])
+    matrix = torch.arange(float(torch.Size(SHAPES[name]).numel())).view(SHAPES[name])
     ranks = [ExpertSharding(ep=ep, etp=etp, ep_rank=i, etp_rank=j) for i, j in product(range(ep), range(etp))]
-    pieces = [expert_shard(whole, name, EXPERTS, rank) for rank in ranks]
+    pieces = [expert_shard(matrix, name, EXPERTS, rank) for rank in ranks]
     copies = etp if name == "experts_down.bias" else 1
-    assert torch.equal(torch.cat([piece.flatten() for piece in pieces]).sort().values, whole.flatten().repeat_interleave(copies))
-    assert {unsharded_shape(piece.shape, name, rank) for piece, rank in zip(pieces, ranks, strict=True)} == {whole.shape}
+    assert torch.equal(torch.cat([piece.flatten() for piece in pieces]).sort().values, matrix.flatten().repeat_interleave(copies))
+    assert {unsharded_shape(piece.shape, name, rank) for piece, rank in zip(pieces, ranks, strict=True)} == {matrix.shape}
