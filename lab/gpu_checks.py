@@ -24,7 +24,7 @@ from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.results import StepShape
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 

@@ -31,9 +31,9 @@ from perfmodel.planner.serving.result import LIMIT_HEADROOM
 from perfmodel.validation.judgement import summarise_serving
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.run_labels import by_label
-from perfmodel.validation.serving.predict import Estimators
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 from perfmodel.validation.tables import WORDS
+from perfmodel.validation.validate import CasePredictor
 
 Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
@@ -62,10 +62,10 @@ class ServingAccuracy:
 
 
 def measure(path: Path) -> ServingAccuracy:
-    estimators = Estimators()
-    rows = read_rows(path, estimators, as_served=True)
+    predictor = CasePredictor()
+    rows = read_rows(path, predictor, as_served=True)
     shipped = {(row.id, metric): row.error(metric) for row in rows for metric in METRICS if row.counts(metric)}
-    fits = shipped_fits(rows, estimators)
+    fits = shipped_fits(rows, predictor)
     without = {by: {(row.id, metric): math.expm1(log) for row, metric, log in left_out_of(fits, by)} for by in ("model", "chip")}
     metrics = {row.id: row.predicted for row in rows if row.is_predicted}
     return ServingAccuracy(
@@ -74,8 +74,8 @@ def measure(path: Path) -> ServingAccuracy:
         without_model=without["model"],
         without_chip=without["chip"],
         choices=_choices({"shipped": points_of(rows, metrics), "model left out": points_of(rows, _moved(rows, without["model"]))}),
-        residuals=(*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)),
-        saturation=saturation_of(rows, estimators),
+        residuals=(*known_residuals(fits, predictor), *unknown_residuals(fits, predictor)),
+        saturation=saturation_of(rows, predictor),
     )
 
 

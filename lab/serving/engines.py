@@ -25,7 +25,7 @@ from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine,
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import Estimators, serving_row
+from perfmodel.validation.validate import CasePredictor, serving_row
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Current engines, whose mean stands for an unseen one."""
@@ -38,27 +38,27 @@ GENERIC_HEAD = "# Written by `python -m lab.serving.engines`: the mean of the en
 _OWN = ("formats",)
 
 
-def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
+def read_rows(path: str | Path, predictor: CasePredictor, *, as_served: bool = False) -> list[ServingRow]:
     """Return the serving runs of a file, predicted with the shipped engines: by the formulas, or as `serve` prints them."""
-    predict = estimators.as_served if as_served else estimators.predict
+    predict = predictor.as_served if as_served else predictor.served
     return [serving_row(case, predict) for case in read_cases(path) if case.is_serving]
 
 
-def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:
-    return lambda row, engine: estimators.predict(row.run, engine)
+def predict_as(predictor: CasePredictor) -> Callable[[ServingRow, Engine], ServingPrediction]:
+    return lambda row, engine: predictor.served(row.run, engine)
 
 
-def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
+def fit_engines(rows: Sequence[ServingRow], predictor: CasePredictor, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
     """Return engine -> fit, for engines with enough runs."""
     fits = {}
     for name in names or sorted({row.labels.engine for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
-        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.engine == name], predict_as(estimators))
+        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.engine == name], predict_as(predictor))
         if fit is not None:
             fits[name] = fit
     return fits
 
 
-def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str, EngineFit]:
+def shipped_fits(rows: Sequence[ServingRow], predictor: CasePredictor) -> dict[str, EngineFit]:
     """Return the shipped fits, linearised at their numbers without a refit."""
     fits = {}
     for name, numbers in fitted_numbers().items():
@@ -66,7 +66,7 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
         if scored:
             engine = load_engine(name)
             logs = np.log([engine.option(number) for number in numbers])
-            fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
+            fit = linearised(engine, scored, tuple(numbers), logs, predict_as(predictor))
             fits[name] = replace(fit, is_borrowed=name in RELATIVES)
     return fits
 
@@ -169,9 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("strategies"), metavar="FOLDER", help="of engines_fitted.yaml and engines/")
     parser.add_argument("--engine", action="append", default=[], choices=list_engines(), help="only these, which are printed, not written")
     options = parser.parse_args(arguments)
-    estimators = Estimators()
-    rows = read_rows(options.cases, estimators)
-    fits = fit_engines(rows, estimators, names=options.engine)
+    predictor = CasePredictor()
+    rows = read_rows(options.cases, predictor)
+    fits = fit_engines(rows, predictor, names=options.engine)
     print(fitted_text(fits), end="")
     if not options.engine:
         write_atomically(options.out / "engines_fitted.yaml", fitted_text(fits))

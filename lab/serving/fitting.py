@@ -20,7 +20,7 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import metrics_of
+from perfmodel.validation.validate import metrics_of
 
 Array = NDArray[np.float64]
 PredictAs = Callable[["ServingRow", Engine], ServingPrediction]

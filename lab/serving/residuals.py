@@ -22,7 +22,7 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.interval import METRICS, TAIL, ServingBasis
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import Estimators
+from perfmodel.validation.validate import CasePredictor
 
 HEAD = "# Written by `python -m lab.serving.residuals`. Not edited by hand.\n"
 _ENOUGH = 20
@@ -39,15 +39,15 @@ class ServingResidual:
     value: float
 
 
-def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[ServingResidual]:
+def known_residuals(fits: Mapping[str, EngineFit], predictor: CasePredictor, *, by: str = "model") -> list[ServingResidual]:
     return [
-        ServingResidual(basis=basis_of(row, estimators, known=True), metric=metric, row=row, value=-residual)
+        ServingResidual(basis=basis_of(row, predictor, known=True), metric=metric, row=row, value=-residual)
         for row, metric, residual in left_out_of(fits, by)
         if np.isfinite(residual)
     ]
 
 
-def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
+def unknown_residuals(fits: Mapping[str, EngineFit], predictor: CasePredictor) -> list[ServingResidual]:
     """Return the residuals of current engines as unseen ones: predicted with the mean of the others."""
     residuals = []
     for name in TODAYS:
@@ -56,16 +56,16 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
         generic = generic_engine([fits[other].engine if other in fits else load_engine(other) for other in TODAYS if other != name])
         rows = [row for row in fits[name].rows if row.kind == "serving"]
         targets = targets_of(rows)
-        logs = predicted_logs(rows, targets, generic, predict_as(estimators))
+        logs = predicted_logs(rows, targets, generic, predict_as(predictor))
         for target, log in zip(targets, logs, strict=True):
             row = rows[target.row]
             value = float(np.log(target.measured) - log)
-            residuals.append(ServingResidual(basis=basis_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
+            residuals.append(ServingResidual(basis=basis_of(row, predictor, known=False), metric=target.metric, row=row, value=value))
     return [residual for residual in residuals if np.isfinite(residual.value)]
 
 
-def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
-    machine = estimators.of(row.run).machine
+def basis_of(row: ServingRow, predictor: CasePredictor, *, known: bool) -> ServingBasis:
+    machine = predictor.serving_estimator(row.run).machine
     return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.parts.experts is not None)
 
 
@@ -123,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("serving.residuals", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies/serving_residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
-    estimators = Estimators()
-    fits = shipped_fits(read_rows(options.cases, estimators), estimators)
-    residuals = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
+    predictor = CasePredictor()
+    fits = shipped_fits(read_rows(options.cases, predictor), predictor)
+    residuals = [*known_residuals(fits, predictor), *unknown_residuals(fits, predictor)]
     write_atomically(options.out, residuals_text(residuals))
     print(options.out)
 

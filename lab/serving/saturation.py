@@ -9,7 +9,7 @@ from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.serving.plan import Pools, ServingLayout
 from perfmodel.validation.rows import ServingRow
-from perfmodel.validation.serving.predict import Estimators
+from perfmodel.validation.validate import CasePredictor
 
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _WAIT = 0.1
@@ -50,12 +50,12 @@ class Saturation:
     num_limited: int
 
 
-def saturation_of(rows: Sequence[ServingRow], estimators: Estimators) -> Saturation:
+def saturation_of(rows: Sequence[ServingRow], predictor: CasePredictor) -> Saturation:
     runs = saturated_runs(rows)
     limited = admission_limited(runs)
     full = [run for run in runs if run.held < run.clients and run.row.id not in limited]
     return Saturation(
-        full=tuple(replace(run, predicted=running_in_benchmark(run.row, estimators)) for run in full),
+        full=tuple(replace(run, predicted=running_in_benchmark(run.row, predictor)) for run in full),
         num_others=len(runs) - len(full),
         num_limited=len(limited),
     )
@@ -92,11 +92,11 @@ def admission_limited(runs: Sequence[Saturated]) -> set[str]:
     }
 
 
-def running_in_benchmark(row: ServingRow, estimators: Estimators) -> float:
+def running_in_benchmark(row: ServingRow, predictor: CasePredictor) -> float:
     """Return c (1 - TTFT / latency) of a benchmark whose clients start together on an empty engine."""
     planned = row.planned
     assert planned is not None
     assert isinstance(planned.layout, ServingLayout)
-    prediction, clients = estimators.predict(planned), planned.job.concurrency or 1
-    seen = simulate_replicas(estimators.of(planned), prediction, planned.layout)
+    prediction, clients = predictor.served(planned), planned.job.concurrency or 1
+    seen = simulate_replicas(predictor.serving_estimator(planned), prediction, planned.layout)
     return clients * (1.0 - seen.ttft.mean / seen.request_latency.mean)

@@ -15,6 +15,7 @@ from perfmodel.foundation.columns import Column, table_entries
 from perfmodel.hardware.calibration import RAMP_BYTES, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import STAGED_FRACTION, NetworkTier, Topology
+from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT
 
 if TYPE_CHECKING:
     from perfmodel.hardware.cluster import Cluster
@@ -67,6 +68,18 @@ RING_PASSES: Mapping[CollectiveKind, float] = MappingProxyType(
 """Wire bytes of a rank over V (n - 1) / n; a send has n = 2 ranks and moves all of V."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerMemoryRates:
+    """`SmallAllReduceModel`s in SI units: (base [s], each peer [s], [s/byte]) of both kernels.
+
+    most_ranks   chips of the innermost domain, beyond which peer memory cannot be read; 1 if it cannot be read at all
+    """
+
+    one_shot: tuple[float, float, float]
+    two_shot: tuple[float, float, float]
+    most_ranks: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkRates:
     """Tables by parameter, tier and collective code; for columns of clusters also by cluster. `LINK_ROWS` names the rows of `table`.
@@ -76,6 +89,7 @@ class LinkRates:
     has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, in-switch reduction, a ramp
     stepped      tiers with steps between protocols
     lone         rate of a chip whose node sends nothing else, over its share of the NICs; 1 without shared NICs
+    peer_memory  custom all-reduces of ranks that read each other's memory
     """
 
     table: Array
@@ -85,6 +99,7 @@ class LinkRates:
     has_in_switch: bool
     has_ramp: bool
     stepped: tuple[int, ...]
+    peer_memory: PeerMemoryRates
     lone: float = 1.0
 
     def flat(self) -> LinkRates:
@@ -176,8 +191,20 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         stepped=tuple(
             int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).reshape(len(cluster.tiers), -1).any(axis=1))
         ),
+        peer_memory=_peer_memory_rates(cluster, calibration),
         lone=max(cluster.tiers[-2].size / nics, 1.0) if len(cluster.tiers) > 1 and (nics := cluster.tiers[-1].nics_per_node) else 1.0,
     )
+
+
+def _peer_memory_rates(cluster: Cluster, calibration: Calibration) -> PeerMemoryRates:
+    tier = cluster.tiers[0]
+    bandwidth = calibration.peaks.get(f"{SCALE_UP}_bandwidth", tier.link.bandwidth)
+    is_linked = tier.peer_to_peer and tier.topology in (Topology.SWITCH, Topology.FULL_MESH) and not cluster.is_scale_out(tier)
+    models = calibration.kernels.serving.with_typical().small_all_reduce
+    one_shot, two_shot = (
+        (model.base_time, model.peer_time, 1.0 / (bandwidth * model.bandwidth_fraction)) for model in (models[ONE_SHOT], models[TWO_SHOT])
+    )
+    return PeerMemoryRates(one_shot=one_shot, two_shot=two_shot, most_ranks=float(tier.size) if is_linked else 1.0)
 
 
 def _or_never(time: Column) -> Any:

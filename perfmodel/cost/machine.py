@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, tier_kind, tier_models
-from perfmodel.cost.serving.rates import ServingRates, serving_rates
 from perfmodel.foundation.columns import table_entries
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -30,6 +29,7 @@ from perfmodel.hardware.calibration import (
     StreamingModel,
 )
 from perfmodel.hardware.chip import HOST_BANDWIDTH
+from perfmodel.hardware.serving_kernels import ServingKernels
 
 if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
@@ -157,6 +157,24 @@ class DecodeAttentionRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingRates:
+    """Rates of kernels that only serving runs.
+
+    kernels           measured ones, and typical ones where there is no measurement
+    decode_attention  by kernel
+    relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype without units is missing
+    exposed_floor     exposed share of a kernel's floor
+    peak_flop_rate    in 16 bits, at the clock of attention     [FLOP/s]
+    """
+
+    kernels: ServingKernels
+    decode_attention: Mapping[str, DecodeAttentionRates]
+    relative_rate: Mapping[Dtype, float]
+    exposed_floor: float
+    peak_flop_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChipMemory:
     """Memory of a chip, and what the runtime allocates of it. [byte]
 
@@ -266,17 +284,11 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, dty
     slowdown = partial(contention_factor, calibration.contention, num_processes=cluster.num_chips)
     exposed_floor = sustained.exposed_floor_fraction
 
-    rates = {
-        rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate) * sustained.clock(rate_dtype)
-        for rate_dtype, peak_rate in chip.peak_flop_rate.items()
-    }
     rests_on = {part: _label(calibration, chip, part, getattr(models, part)) for part in ("matmul", "streaming", "attention")}
     matmul_model, is_own = _nearest_matmul(models.matmul or SPEC_SHEET.kernels.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and models.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
     matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, matmul_model.floor_time * exposed_floor, slowdown("matmul"))
-
-    plain, grouped = _wide_matmul(calibration, dtype, rates, memory_bandwidth, units)
 
     streaming_models = models.streaming or SPEC_SHEET.kernels.streaming
     streaming = _streaming_rates(streaming_models, memory_bandwidth, exposed_floor, slowdown("streaming"))
@@ -346,15 +358,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, dty
         ),
         contention=calibration.contention,
         basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.fit.errors),
-        serving=serving_rates(
-            cluster,
-            calibration,
-            plain=plain,
-            grouped=grouped,
-            decode_attention=_decode_rates(calibration, memory_bandwidth, units, slowdown("attention")),
-            rates=rates,
-            memory_bandwidth=memory_bandwidth,
-        ),
+        serving=_serving_rates(calibration, chip, _decode_rates(calibration, memory_bandwidth, units, slowdown("attention"))),
         convolution=convolution,
     )
 
@@ -369,21 +373,20 @@ def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
     return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
 
 
-def _wide_matmul(
-    calibration: Calibration, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
-) -> tuple[MatmulRates, MatmulRates]:
-    """Return rates of 16-bit products, plain and with the tile of grouped kernels.
-
-    They are those of `dtype` if the chip has no units for 16 bits, or if nothing near 16 bits was measured.
-    """
-    models = calibration.kernels.matmul or SPEC_SHEET.kernels.matmul
-    is_near = not models.keys().isdisjoint((Dtype.BF16, *_NEAREST_DTYPE[Dtype.BF16]))
-    wide = next((candidate for candidate in (Dtype.BF16, Dtype.FP16) if candidate in rates and is_near), dtype)
-    model, _ = _nearest_matmul(models, wide)
-    floor_time = model.floor_time * calibration.sustained.exposed_floor_fraction
-    plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
-    tiles = model.tiles if model.tiles == NO_TILES else (*model.tiles, GROUPED_TILE)
-    return plain, _matmul_rates(replace(model, tiles=tiles), rates[wide], memory_bandwidth, units, 0.0)
+def _serving_rates(calibration: Calibration, chip: Chip, decode_attention: Mapping[str, DecodeAttentionRates]) -> ServingRates:
+    sustained = calibration.sustained
+    rates = {
+        dtype: (calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or peak_rate) * sustained.clock(dtype)
+        for dtype, peak_rate in chip.peak_flop_rate.items()
+    }
+    base_rate = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
+    return ServingRates(
+        kernels=calibration.kernels.serving.with_typical(),
+        decode_attention=decode_attention,
+        relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
+        exposed_floor=sustained.exposed_floor_fraction,
+        peak_flop_rate=base_rate / sustained.sustained_clock_fraction * sustained.attention_clock_fraction,
+    )
 
 
 def _grouped_rates(

@@ -8,7 +8,7 @@ are in `perfmodel.cost.serving.kernels`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from perfmodel.hardware.rules import ReadOnly, freeze, require, require_not_negative, require_positive, require_share
@@ -167,6 +167,10 @@ class ServingKernels(ReadOnly):
         for name, known in _NAMES.items():
             for kernel in getattr(self, name):
                 require(kernel in known, name, kernel, f"must be one of {', '.join(known)}")
+
+    def with_typical(self) -> "ServingKernels":
+        """Return these kernels, and typical ones where there is no measurement."""
+        return replace(self, **{name: {**getattr(TYPICAL, name), **getattr(self, name)} for name in _NAMES})
 
 
 _NARROW = WeightProductModel(

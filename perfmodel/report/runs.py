@@ -9,8 +9,7 @@ from typing import Any
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time, format_traffic
 from perfmodel.hardware.calibration import MEASURED_NOW, MOST_BUSY
-from perfmodel.parallel.results import Comparison, Measurement
-from perfmodel.parallel.serving.measurement import ServedComparison, ServingMeasurement
+from perfmodel.parallel.results import Comparison, Measurement, ServedComparison, ServingMeasurement
 from perfmodel.report.predictions import prediction_object
 from perfmodel.report.table import Table, table_of, times_like, words
 
@@ -150,10 +149,10 @@ def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
     facts = [("ran on", f"{measured.chip} ({measured.device}); {_software(measured)}"), ("checked", checked)]
     facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
     basis = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
-    if comparison.steps:
+    if comparison.parts:
         basis = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
     facts.append(("prediction", basis))
-    if comparison.steps:
+    if comparison.parts:
         slowdowns = " and ".join(f"{drift:.2f} (as in {name})" for name, drift in comparison.drifts.items())
         facts.append(("machine", f"between the steps, fixed products took {slowdowns} times their calibrated time"))
     return facts
@@ -162,15 +161,14 @@ def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
 def run_table(comparison: ServedComparison) -> Table:
     """Return one row per step shape."""
     shown = times_like(max(step.time for step in comparison.measurement.steps))
-    predicted = {step.measured.shape: step for step in comparison.steps}
     rows: list[tuple[str, ...]] = []
     for step in comparison.measurement.steps:
-        shape, prediction = step.shape, predicted.get(step.shape)
+        shape, parts = step.shape, comparison.parts.get(step.shape)
         name = f"decode {shape.sequences:,} over {shape.cached + 1:,} tokens"
         if not shape.is_decode:
             name = f"prefill {shape.sequences:,} x {shape.new:,} tokens" + (f" after {shape.cached:,}" if shape.cached else "")
-        largest = max(prediction.parts, key=lambda name: prediction.parts[name]) if prediction is not None else ""
-        expected = ("", "") if prediction is None else (shown(prediction.predicted), f"{prediction.error:+.1%}")
+        largest = max(parts, key=parts.__getitem__) if parts else ""
+        expected = (shown(comparison.predicted(step)), f"{comparison.error(step):+.1%}") if parts else ("", "")
         times = map(shown, (step.time, step.undisturbed, step.undisturbed_spread))
         rows.append((name, *times, *expected, words(largest), format_bytes(step.counts.peak_memory)))
     columns = "step | >time | >processor time | >quartiles apart | >predicted | >error | most of it | >peak memory"
@@ -178,8 +176,7 @@ def run_table(comparison: ServedComparison) -> Table:
 
 
 def run_object(comparison: ServedComparison) -> dict[str, Any]:
-    measured = comparison.measurement
-    predicted = {step.measured.shape: step for step in comparison.steps}
+    measured, parts = comparison.measurement, comparison.parts
     return {
         "model": measured.model.name,
         "num_parameters": measured.model.num_parameters,
@@ -197,9 +194,9 @@ def run_object(comparison: ServedComparison) -> dict[str, Any]:
                 "time": step.time,
                 "time_spread": step.spread,
                 "processor_time": step.undisturbed if step.processor_times else None,
-                "predicted": predicted[step.shape].predicted if step.shape in predicted else None,
-                "error": predicted[step.shape].error if step.shape in predicted else None,
-                "parts": dict(predicted[step.shape].parts) if step.shape in predicted else {},
+                "predicted": comparison.predicted(step) if parts else None,
+                "error": comparison.error(step) if parts else None,
+                "parts": dict(parts.get(step.shape, {})),
                 **picked(step.counts, "flops parameter_bytes cache_bytes peak_memory"),
                 "collectives": {collective.kind: collective.count for collective in step.counts.collectives},
             }

@@ -13,7 +13,7 @@ from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import STEP_METRICS, Case
 from perfmodel.validation.fields import UNKNOWN, known_label
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.cases import PlannedServing
+from perfmodel.validation.serving_cases import PlannedServing
 
 NO_TIMES = ("mcore",)
 """Sources whose step times are meaningless: continuous integration of toy models in deterministic mode, launch-bound. Memory counts."""

@@ -16,7 +16,7 @@ from perfmodel.validation.cases import Case
 from perfmodel.validation.expert_cases import has_experts
 from perfmodel.validation.fields import UNKNOWN, label
 from perfmodel.validation.run_machine import cluster_of_run
-from perfmodel.validation.serving.cases import PlannedServing
+from perfmodel.validation.serving_cases import PlannedServing
 
 #: Classes by size: (upper bound, inclusive; name), smallest first.
 _SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))

@@ -7,21 +7,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, with_kept_programs
 from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.cost.mixed import mixed_estimator
 from perfmodel.cost.resolve import resolve_estimator, uncalibrated
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import predict_layout
+from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_headroom import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
+from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.report.document import csv_text
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
@@ -30,10 +35,10 @@ from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import ValidationResult, summarise
-from perfmodel.validation.rows import AnyRow, CaseRow, TrainingRow, attempted, case_columns, case_rows
-from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
+from perfmodel.validation.rows import AnyRow, CaseRow, ServingRow, TrainingRow, attempted, case_columns, case_rows
+from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of, labels_of_serving
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
-from perfmodel.validation.serving.predict import Estimators, serving_row
+from perfmodel.validation.serving_cases import PlannedServing, plan_of_serving
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_FIELDS)))
 """Fields that errors can be grouped by, for training and serving runs."""
@@ -71,7 +76,6 @@ def validate_cases(
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
-    serve = Estimators(calibration=calibration).as_served
     rows: list[AnyRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for file in files:
@@ -79,7 +83,7 @@ def validate_cases(
         for case in _cases_of(file):
             if tier and case.tier != tier:
                 continue
-            rows.append(serving_row(case, serve) if case.is_serving else predictor.row(case))
+            rows.append(serving_row(case, predictor.as_served) if case.is_serving else predictor.row(case))
             if progress is not None:
                 progress(len(rows))
     if tier and not rows:
@@ -117,13 +121,14 @@ def table_of(rows: Sequence[AnyRow]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CasePredictor:
-    """Predictor of training cases."""
+    """Predictor of cases. calibration: a name or path for `calibration_of_run`; the other fields are of training runs."""
 
     calibration: str | Path | None = None
     has_intervals: bool = True
     plan_case: PlanCase = plan_as_stated
 
     def row(self, case: Case) -> TrainingRow:
+        """Return the row of a training case; `serving_row` is that of a serving case."""
         kind = "out of memory" if case.ran is False else "training"
         return attempted(CaseRow(case=case, kind=kind, labels=labels_of(case, None), reason=case.reason), self._predicted)
 
@@ -175,6 +180,27 @@ class CasePredictor:
         machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
         return with_kept_programs(make_estimator(job, cluster, machine, planned.profile))
 
+    def served(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
+        """Predict a serving run by the closed-form formulas, for repeated evaluation in fits. engine: replaces the run's engine."""
+        estimator = self.serving_estimator(planned, engine)
+        return predict_layout(estimator, planned.job, planned.layout, distinct_experts=planned.distinct_experts)
+
+    def as_served(self, planned: PlannedServing) -> ServingPrediction:
+        """Predict a serving run by simulation, as `serve` does."""
+        return predict_served(self.serving_estimator(planned), planned.job, planned.layout, distinct_experts=planned.distinct_experts)
+
+    def serving_estimator(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
+        """Return the estimator of a serving run, with its engine at its version."""
+        job = planned.job
+        return ServingEstimator(
+            model=job.model,
+            cluster=cluster_of_run(planned.hardware),
+            calibration=calibration_of_run(planned.hardware, self.calibration),
+            engine=(engine or load_engine(planned.engine)).at(planned.version),
+            quantization=job.quantization,
+            cache=job.kv_precision,
+        )
+
 
 def outcome(estimator: Estimator, planned: PlannedCase) -> Prediction:
     """Return the prediction; whether it fits follows the rule for outcomes (`outcome_rule`), independent of a search's headroom."""
@@ -199,3 +225,59 @@ def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColum
             figures = ranks
     is_reserved = planned.framework.figures.memory_kind == "reserved"
     return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
+
+
+PredictService: TypeAlias = Callable[[PlannedServing], ServingPrediction]
+"""Prediction of a planned run: by simulation, as `serve` does, or by formulas."""
+
+
+def serving_row(case: Case, predict: PredictService) -> ServingRow:
+    """Return the row of a serving case with its prediction, or with the reason why there is none."""
+    kind = one_line(case.inputs.get("kind") or "", 40)
+    row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
+    return attempted(attempted(row, _planned), lambda planned: with_prediction(planned, predict(planned.run)))
+
+
+def _planned(row: ServingRow) -> ServingRow:
+    planned = plan_of_serving(row.case.inputs)
+    return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
+
+
+def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:
+    """Return the row with the predicted metrics that are compared for this kind of run."""
+    planned = row.run
+    predicted = metrics_of(planned, prediction)
+    all_intervals = dict(prediction.intervals)
+    if "tokens_per_second" in all_intervals:  # these are of one chip
+        low, high = all_intervals["tokens_per_second"]
+        all_intervals["tokens_per_second"] = low * planned.layout.num_chips, high * planned.layout.num_chips
+    return replace(
+        row,
+        predicted=predicted,
+        intervals={metric: all_intervals[metric] for metric in predicted if metric in all_intervals},
+        predicted_fits=prediction.fits,
+        max_sequences=prediction.max_sequences,
+    )
+
+
+def metrics_of(planned: PlannedServing, prediction: ServingPrediction) -> dict[str, float]:
+    """Return the predicted metrics that a run of this kind is compared with."""
+    rate = prediction.tokens_per_second_per_chip * planned.layout.num_chips
+    latency = prediction.request_latency.mean
+    match planned.kind:
+        case "ttft_only":
+            return {"ttft": prediction.ttft.mean}
+        case "max_throughput":
+            return {"tokens_per_second": rate}
+        case "decode_step":
+            return {"ttft": prediction.prefill_time, "tpot": prediction.decode_step}
+        case "static_batch":
+            batch = planned.job.concurrency or 1
+            return {
+                "ttft": prediction.ttft.mean,
+                "tpot": prediction.tpot.mean,
+                "request_latency": latency,
+                "tokens_per_second": batch * planned.job.output_len.mean / latency,
+            }
+        case _:
+            return {"ttft": prediction.ttft.mean, "tpot": prediction.tpot.mean, "request_latency": latency, "tokens_per_second": rate}

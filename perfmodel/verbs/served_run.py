@@ -16,7 +16,7 @@ from perfmodel.foundation.words import read_words
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.request import Service
-from perfmodel.parallel.serving.measurement import ComparedStep, ServedComparison, StepShape
+from perfmodel.parallel.results import ServedComparison, StepShape
 from perfmodel.verbs.own_calibration import own_calibration
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
@@ -83,15 +83,12 @@ def run_served(
         machine_calibration = own_calibration(calibration, ranks=1, suffices=suffices, group=workers, progress=note) if predicts else None
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
     if machine_calibration is None:
-        return ServedComparison(measurement=measured, steps=(), calibration="")
+        return ServedComparison(measurement=measured, parts={}, calibration="")
     cluster, dtype = local_cluster(num_chips=1), Dtype(measured.dtype)
-    steps = tuple(
-        ComparedStep(measured=step, parts=predicted_parts(config, cluster, machine_calibration, step.shape, dtype=dtype))
-        for step in measured.steps
-    )
+    parts = {step.shape: predicted_parts(config, cluster, machine_calibration, step.shape, dtype=dtype) for step in measured.steps}
     calibrated = anchor_times(cluster, machine_calibration, dtype=dtype)
     drifts = {name: time / calibrated[name] for name, time in measured.anchors.items()}
-    return ServedComparison(measurement=measured, steps=steps, calibration=machine_calibration.name, drifts=drifts)
+    return ServedComparison(measurement=measured, parts=parts, calibration=machine_calibration.name, drifts=drifts)
 
 
 def run_served_asked(service: Service, progress: Callable[[str], None] | None = None) -> ServedComparison:

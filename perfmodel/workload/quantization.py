@@ -6,7 +6,7 @@ Products of attention and of dense and routed MLPs are quantised; embedding, out
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -52,8 +52,12 @@ class Quantization:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all weights are in 16 bits."""
-        return self.weight_bytes == 2.0
+        """Whether no weight is quantised."""
+        return self.product in (Dtype.BF16, Dtype.FP16) and self.weight_bytes == self.activation_bytes
+
+    def with_elements(self, element_bytes: float) -> Quantization:
+        """Return the format with unquantised elements of this size; itself if it quantises weights."""
+        return replace(self, weight_bytes=element_bytes, activation_bytes=element_bytes) if self.is_plain else self
 
     def parts(self, *, with_experts: bool) -> frozenset[WeightPart]:
         """Return the weight classes in this format; all others are in 16 bits. with_experts: the model has experts."""

@@ -10,6 +10,7 @@ In decode steps, latent attention reads the cached latents directly (`decoder/ab
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
@@ -18,9 +19,8 @@ from perfmodel.workload.kinds.cache import (
     UPDATE_KERNELS,
     UPDATE_PRODUCTS,
     cached_attention,
-    convolved_elements,
     sample,
-    state_elements,
+    state_shapes,
     state_update,
 )
 from perfmodel.workload.rewriting import with_extents
@@ -109,6 +109,7 @@ def _attention_of(model: TransformerConfig, *, takes_prompts: bool) -> CacheAtte
 
 def _states(model: TransformerConfig, mixer: str, scan: Operator, tensors: dict[str, Tensor]) -> Operator:
     name, groups = f"{scan.name.removesuffix(scan.name_in_layer)}{mixer} states", scan.dims["m"]
+    convolved, state = state_shapes(model, mixer)
     operands = []
     for tensor in (f"{name}.in", f"{name}.out"):
         tensors[tensor] = Tensor(name=tensor, shape=(1, groups), itemsize=4.0)
@@ -117,8 +118,8 @@ def _states(model: TransformerConfig, mixer: str, scan: Operator, tensors: dict[
         name,
         *operands,
         groups=groups,
-        state=round(state_elements(model, mixer)) // groups,
-        convolved=round(convolved_elements(model, mixer)) // groups,
+        state=prod(state) // groups,
+        convolved=prod(convolved) // groups,
         kernel=UPDATE_KERNELS[mixer],
         products=UPDATE_PRODUCTS[mixer],
         layer=scan.layer,

@@ -7,14 +7,14 @@ import pytest
 
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.judgement import metric_errors
-from perfmodel.validation.serving.predict import Estimators, serving_row
+from perfmodel.validation.validate import CasePredictor, serving_row
 
 CASES = Path(__file__).parent / "published_serving.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
 def rows():
-    predict = Estimators().as_served
+    predict = CasePredictor().as_served
     lines = gzip.decompress(CASES.read_bytes()).decode().splitlines()[::25]
     return [row for row in (serving_row(parse_case(line, 1), predict) for line in lines) if row.is_scored]
 

@@ -7,7 +7,7 @@ import pytest
 from lab.gpu_checks import ServingCase, run_serving_cases
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.serving.run import LOGIT_TOLERANCE, run_serving
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.results import StepShape
 from tests.execute.jobs import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from perfmodel.cost.serving.attention import CONTEXT_AXIS
 from perfmodel.cost.serving.boundness import operator_rows
-from perfmodel.cost.serving.context import CONTEXT_AXIS
 from perfmodel.cost.serving.program import serving_program
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine import load_engine

@@ -7,7 +7,7 @@ from perfmodel.validation.rows import COLUMNS, SERVING_COLUMNS, case_columns, ca
 from perfmodel.validation.validate import validate_cases
 from tests.parallel.test_rows import assert_agrees
 from tests.validation.published_cases import changed, sweep, write
-from tests.validation.serving.serving_cases import CASE as SERVED
+from tests.validation.serving_cases import CASE as SERVED
 
 TRAINING = [*sweep(), changed(id="broken", micro_batch=3), changed(id="no model", model={}, num_chips=None)]
 SERVING = [SERVED, {**SERVED, "id": "unknown engine", "framework": "own server", "batch": None}]

@@ -1,8 +1,10 @@
 """Graphs of serving steps: operators that read and write a cache, and what counts their rows."""
 
+from math import prod
+
 import pytest
 
-from perfmodel.workload.kinds.cache import state_bytes, state_elements
+from perfmodel.workload.kinds.cache import state_bytes, state_shapes
 from perfmodel.workload.models import load_model
 from perfmodel.workload.step_graph import LAST, step_graph
 from perfmodel.workload.work import CacheAttention, RoutedExperts, Stream
@@ -26,7 +28,7 @@ def test_states_are_read_and_written_once(name, mixer, takes_prompts):
     update = next(op for op in graph.operators if op.kind == "state_update")
     (stream,) = update.forward
     assert isinstance(stream, Stream)
-    assert update.size(("m",)) * stream.elements[-1][0] == state_elements(model, mixer)
+    assert update.size(("m",)) * stream.elements[-1][0] == prod(state_shapes(model, mixer)[1])
     moved = sum(size.itemsize * size.extent[-1][0] * update.size(("m",)) for size in stream.accesses)
     assert moved == 2 * state_bytes(model, mixer)
     scans = [op for op in graph.operators if op.kind.endswith("_scan")]

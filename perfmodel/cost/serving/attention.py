@@ -1,22 +1,60 @@
-"""Attention of a serving step: of decoding sequences, of prompts, and the collectives of ranks that share a cache."""
+"""Attention of a serving step: of decoding sequences, of prompts, and the collectives of ranks that share the tokens of a sequence.
+
+*Decode context parallelism.* In the algebra, the token dim of the cache is cut over `dcp`, an axis inside tp on which the cache would be
+replicated. The heads of the queries leave that axis during attention. The softmax over a cut dim leaves its output partial on `dcp`; each
+rank's part is weighted by its log-sum-exp. Hence
+
+    queries [rows, n]: heads on (tp / dcp) * dcp -> on tp / dcp              an all-gather
+    outputs [rows, n]: heads on tp / dcp, partial on dcp -> on both          a reduce-scatter, after the log-sum-exps are gathered
+
+Each rank attends with dcp times its heads to 1 / dcp of the tokens: the same FLOPs, 1 / dcp of the cache traffic.
+
+*Prefill context parallelism.* `pcp` is the axis cp of training: ranks with the same weights of tp that share the tokens of a prompt. Their
+communication follows from the graph of prompts under its rule set (`program.py`). Keys and values are gathered; for latent attention the
+latents are, and each rank expands them to its heads. Rank r has the r-th piece of 2 pcp from either end, so that all ranks attend to the
+same number of keys (`workload/causal.py`). Decoding sequences are not split: all ranks compute them, over a cache that each rank stores.
+The cache may also be cut over pcp, which moves no heads:
+
+    outputs [rows, n]: partial on pcp -> replicated                          an all-reduce
+
+Sources: vLLM, docs/serving/context_parallel_deployment.md (at most tp / kv heads), vllm/v1/attention/ops/common.py (`cp_lse_ag_out_rs`),
+vllm/config/parallel.py (with pcp, dcp is 1, pcp or tp * pcp), vllm/v1/worker/gpu/pcp_manager.py (DualChunkSwap; decode rows are
+replicated, the output of the last layer is gathered), vllm-project/vllm#46570; Bhatia et al., Helix Parallelism, arXiv:2507.07120, 2025.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.context import DCP, PCP, context_traffic
 from perfmodel.cost.serving.engine_step import Array, EngineStep, Group, engine_collective_time
 from perfmodel.cost.serving.kernels import cached_attention_time as cached_kernel_time
 from perfmodel.cost.serving.kernels import latent_decode_time
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.columns import Column
+from perfmodel.frameworks.engine_layouts import cache_copies
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
+from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.workload.causal import ALL_BEFORE
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.work import CacheAttention
+
+_SUM_BYTES = 4.0
+"""Size of a log-sum-exp, which is stored in float32. [byte]"""
+CONTEXT_AXIS = "cp"
+"""Axis of rule sets that cuts the tokens of a prompt."""
+DCP, PCP = "dcp", "pcp"
+"""Axes of ranks that share a cache: inside tp, and the axis of ranks that share prompts."""
+_TP = "tp"
+_CUT, _WHOLE = Layout(cuts=((), (_TP, DCP))), Layout(cuts=((), (_TP,)))
+_PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))
+
+Exchange = tuple[CollectiveKind, frozenset[str], Array]
+"""A collective, the axes of its group, and the bytes of its full buffer."""
 
 
 def cached_attention_time(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep, machine: Machine) -> Array:
@@ -140,14 +178,55 @@ def keys_within(most: Column, queries: Column, before: Column) -> Any:
     return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries
 
 
+# --- ranks that share the tokens of a sequence ------------------------------------------------------------------------
+
+
+def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
+    """Return the ranks of `dcp` inside tp, and those of pcp, which are used first. [-]"""
+    of_pcp = np.gcd(dcp, pcp)
+    return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
+
+
+def decode_exchange(
+    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0, itemsize: float = 2.0
+) -> Iterator[Exchange]:
+    """Yield the collectives of one layer, with the bytes of each full buffer. [byte]
+
+    rows    tokens that attend
+    heads   of a rank before the gather: n / tp
+    dcp     ranks inside tp that share a cache; cut: those of pcp
+    """
+    gathered = rows * heads * dcp
+    for step in redistribute(_CUT, _WHOLE):
+        yield step.kind, step.axes, itemsize * gathered * key_dim
+    yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
+    for step in redistribute(_PARTIAL, _CUT):
+        elements = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
+        yield step.kind, step.axes, itemsize * elements * value_dim
+
+
 def shared_cache_time(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep, machine: Machine) -> Array:
-    """Return the communication time in one layer of ranks that share the tokens of a cache. [s]"""
+    """Return the communication time in one layer of ranks that share the tokens of a cache. [s]
+
+    Queries and outputs of decoding sequences, and of prompts with a cached prefix, are exchanged; a pass weights the outputs. For prompts,
+    latents are gathered; if the ranks share prompts, keys and values are gathered too.
+    """
     ranks = step.dcp * step.cut
     if np.max(ranks) <= 1:
         return np.zeros_like(step.cached)
-    collectives, weighted = context_traffic(work, heads, kv_heads, step)
+    rows, (key_dim, value_dim), element = step.decoding * step.new_tokens, work.cached_dims, step.formats.element_bytes
+    cached = step.prompts * step.prompt_cached * step.formats.cache_bytes
+    gathered: Exchange
+    if not work.latent[0]:
+        continued = np.where(step.prompt_cached > 0, step.own_prompt_rows, 0.0)
+        rows = rows + np.where(step.cut > 1, 0.0, continued)
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), np.where(step.cut > 1, cached * kv_heads * (key_dim + value_dim), 0.0))
+    else:  # gathered latents are expanded to keys and values of each head of a prompt
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * key_dim)
+    weighted = 2.0 * element * rows * heads * step.dcp * value_dim
     time = np.where(weighted > 0, pass_time(weighted, machine), 0.0)
-    for kind, axes, num_bytes in collectives:
+    exchange = decode_exchange(rows=rows, heads=heads, key_dim=key_dim, value_dim=value_dim, dcp=step.dcp, cut=step.cut, itemsize=element)
+    for kind, axes, num_bytes in (gathered, *exchange):
         code, group = COLLECTIVE_CODE[kind], _sharing(axes, step)
         time = time + np.where(num_bytes > 0, engine_collective_time(code, num_bytes, group, machine, step.kernels), 0.0)
     return np.where(ranks > 1, time, 0.0)

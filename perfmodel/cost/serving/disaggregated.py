@@ -48,21 +48,12 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Workers:
-    """x prefill workers of g_P chips each, and y decode workers of g_D."""
-
-    prefill: Column
-    decode: Column
-    prefill_chips: Column
-    decode_chips: Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TwoPools:
     """Columns of two pools, with workers of one plan each.
 
     prefill, decode      steps of a worker of each kind
     scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
+    prefill_workers x, decode_workers y
     capacity        K    sequences that one decode worker runs at once
     """
 
@@ -70,7 +61,8 @@ class TwoPools:
     decode: ServingTimes
     scheduling: Scheduling
     prefill_scheduling: Scheduling
-    workers: Workers
+    prefill_workers: Column
+    decode_workers: Column
     capacity: Column
     handover: Handover
 
@@ -81,24 +73,13 @@ class DisaggregatedLoad:
 
     load                         of all workers; `running` counts decoding requests
     prefill_use, decode_use      utilisation of the workers of each kind [-]
-    transfer_time                of a prompt's cache, and its exposed part [s]
-    exposed_transfer_time
-    tokens_per_second_per_chip   output tokens, over the chips of both kinds [1/s]
     matched_ratio                prefill workers per decode worker at which neither kind waits for the other [-]
     """
 
     load: ServedLoad
     prefill_use: Array
     decode_use: Array
-    transfer_time: Array
-    exposed_transfer_time: Array
-    tokens_per_second_per_chip: Array
     matched_ratio: Array
-
-
-def transfer_time(num_bytes: Column, *, bandwidth: Column, latency: Column) -> Array:
-    """Return the transfer time of a prompt's cache. [s]   t = a + V / B"""
-    return np.asarray(latency + np.asarray(num_bytes, dtype=float) / bandwidth)
 
 
 def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth: Column, latency: Column, layers: Column = 1.0) -> Array:
@@ -179,15 +160,13 @@ def disaggregated(
     """
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
-    decode, scheduling, workers, handover = pools.decode, pools.scheduling, pools.workers, pools.handover
-    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(pools.capacity, 1.0)))
+    decode, scheduling, handover = pools.decode, pools.scheduling, pools.handover
+    x, y, K = (np.asarray(column, dtype=float) for column in (pools.prefill_workers, pools.decode_workers, np.maximum(pools.capacity, 1.0)))
     mu_p, prompt = prefill_rate(pools.prefill, requests, pools.prefill_scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
-    links = dict(bandwidth=handover.bandwidth, latency=handover.latency)
-    sent = transfer_time(num_bytes, **links)
-    shown = exposed_transfer_time(num_bytes, prompt, layers=handover.layers, **links)
+    shown = exposed_transfer_time(num_bytes, prompt, bandwidth=handover.bandwidth, latency=handover.latency, layers=handover.layers)
     most_p, most_d = x * mu_p, y * mu_d
     highest = np.where(np.greater_equal(pools.capacity, 1.0), np.minimum(most_p, most_d), 0.0)
     fixed = scheduling.first_token_time + prompt + shown
@@ -262,17 +241,12 @@ def disaggregated(
         tokens_per_second=r * requests.output.mean,
         decode_time=t_d,
         prefill_time=prompt,
-        prompt_share=0.0,
         is_saturated=saturated,
     )
-    chips = x * workers.prefill_chips + y * workers.decode_chips
     return DisaggregatedLoad(
         load=load,
         prefill_use=np.asarray(r / most_p),
         decode_use=np.asarray(r / most_d),
-        transfer_time=sent,
-        exposed_transfer_time=shown,
-        tokens_per_second_per_chip=np.asarray(load.tokens_per_second / chips),
         matched_ratio=np.asarray(mu_d / mu_p),
     )
 

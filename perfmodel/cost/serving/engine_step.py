@@ -15,7 +15,7 @@ from perfmodel.cost.serving.kernels import small_all_reduce_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine import EngineKernels
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
-from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
+from perfmodel.workload.quantization import Quantization
 
 Array = NDArray[np.float64]
 Group = tuple[Array, Sequence[Array]]
@@ -28,23 +28,19 @@ _ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
 class StepFormats:
     """Formats of a step.
 
-    cache_bytes     of an element of the cache                               [byte]
-    element_bytes   of an element of activations and unquantized weights     [byte]
+    quantization    of quantized weights, and of experts
+    plain           of activations and of other weights
+    cache_bytes     of an element of the cache          [byte]
     """
 
     quantization: Quantization
+    plain: Quantization
     cache_bytes: float
-    element_bytes: float
 
-    def of(self, is_low: bool) -> Quantization:
-        """Return the format of quantized weights, or of others."""
-        return self.quantization if is_low else QUANTIZATIONS["bf16"]
-
-    def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
-        """Return the bytes per element of the weights and of the activations of a product."""
-        if quantization.is_plain:
-            return self.element_bytes, self.element_bytes
-        return quantization.weight_bytes, quantization.activation_bytes
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an element of activations and unquantized weights."""
+        return self.plain.weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,8 +97,8 @@ class EngineStep:
     def product(self, is_low: bool) -> dict[str, Any]:
         """Return the arguments of `weight_product_time` that the engine defines."""
         untuned = 1.0 if self.takes_prompts else self.kernels.few_rows_fraction
-        shown = {"casts": self.kernels.casts, "untuned": untuned}
-        return {"quantization": self.formats.of(is_low), "itemsize": self.formats.element_bytes, **shown}
+        quantization = self.formats.quantization if is_low else self.formats.plain
+        return {"quantization": quantization, "casts": self.kernels.casts, "untuned": untuned}
 
 
 def engine_collective_time(code: Any, num_bytes: Array, group: Group, machine: Machine, kernels: EngineKernels) -> Array:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.resolve import is_calibrated
-from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_cuts
+from perfmodel.cost.serving.attention import CONTEXT_AXIS, cache_cuts
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import ServingProgram, serving_program
@@ -20,6 +20,7 @@ from perfmodel.cost.serving.step import PARTS, StepCosts
 from perfmodel.cost.serving.times import ServingTimes, SpeculativeTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.engine import Engine, fitted_numbers
 from perfmodel.frameworks.engine_layouts import cache_copies, check_layout, why_no_context
 from perfmodel.hardware.calibration import NO_TILES, SCALE_OUT, SCALE_UP, SPEC_SHEET, Calibration
@@ -40,17 +41,14 @@ LEAST_MEASURED_RIDGE = 312e12 / 2.039e12
 """FLOPs per byte of the A100, data sheet: the least of the chips with measured kernels. [FLOP/byte]"""
 
 
-def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> Machine:
-    """Return the rates of a chip under an engine, in 16 bits and, in `serving`, in each format. Raises InputError if the chip has no units
-    for `quantization`.
+@session_cache(maxsize=256)
+def serving_machine(cluster: Cluster, calibration: Calibration, floor_fraction: float) -> Machine:
+    """Return the rates of a chip under an engine, in 16 bits and, in `serving`, in each format; estimators share it.
 
-    Decode is memory-bound and does not throttle: clocks are those of the data sheet. A replayed graph overlaps part of each kernel's floor.
+    Decode is memory-bound and does not throttle: clocks are those of the data sheet. A replayed graph overlaps part of each kernel's floor,
+    of which `floor_fraction` is exposed.
     """
     chip = cluster.chip
-    if not has_units(quantization, chip.peak_flop_rate):
-        runs = ", ".join(name for name, other in QUANTIZATIONS.items() if has_units(other, chip.peak_flop_rate))
-        rule = f"{chip.name} has no units for it ({quantization.needs})"
-        raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
     calm = replace(
         with_few_rows(calibration, chip),
         sustained=replace(
@@ -58,7 +56,7 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
             sustained_clock_fraction=1.0,
             clock_fractions={},
             attention_clock_fraction=1.0,
-            exposed_floor_fraction=engine.kernels.floor_fraction,
+            exposed_floor_fraction=floor_fraction,
         ),
     )
     usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
@@ -111,7 +109,7 @@ class ServedPlans:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServingEstimator:
-    """Predicts plans of one model in its formats on one cluster under one engine.
+    """Predicts plans of one model in its formats on one cluster under one engine. Raises InputError if the chip has no units for a format.
 
     engine          with its defaults on the chips of the cluster
     element_bytes   of activations and of unquantized weights
@@ -134,7 +132,12 @@ class ServingEstimator:
 
     def __post_init__(self) -> None:
         self.engine = self.engine.on(self.cluster.chip.name, self.cluster.chip.memory.capacity)
-        self.machine = serving_machine(self.cluster, self.calibration, self.engine, self.quantization)
+        chip = self.cluster.chip
+        if not has_units(self.quantization, chip.peak_flop_rate):
+            runs = ", ".join(name for name, other in QUANTIZATIONS.items() if has_units(other, chip.peak_flop_rate))
+            rule = f"{chip.name} has no units for it ({self.quantization.needs})"
+            raise bad_field("quantization", self.quantization.name, rule, f"use {runs} or another chip")
+        self.machine = serving_machine(self.cluster, self.calibration, self.engine.kernels.floor_fraction)
 
     # --- pieces -------------------------------------------------------------------------------------------------------------------
 

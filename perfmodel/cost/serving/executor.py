@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, EngineMemory
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepShape
+from perfmodel.parallel.results import ANCHOR_ROWS, ANCHOR_WEIGHT, StepShape
 from perfmodel.parallel.serving.plan import ServingLayout
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.cache import UPDATE_KERNELS

@@ -71,7 +71,6 @@ def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine)
         quantization=step.formats.quantization,
         machine=machine,
         up_projections=work.matrices,
-        itemsize=step.formats.element_bytes,
     )
     return np.asarray(time)
 
@@ -87,7 +86,7 @@ def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, A
     activated = total * activated_share(step.tokens, total, work.top_k) / ep
     entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
     rows, formats = (step.tokens + step.copies) * work.top_k / ep, step.formats
-    moved = activated * entries * formats.product_bytes(formats.quantization)[0] + 2.0 * formats.element_bytes * rows * work.hidden_size
+    moved = activated * entries * formats.quantization.weight_bytes + 2.0 * formats.element_bytes * rows * work.hidden_size
     return 2.0 * rows * entries, moved, activated, rows
 
 

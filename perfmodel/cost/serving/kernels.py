@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfmodel.hardware.serving_kernels import FEW, FP8_CACHE, LATENT_CACHE, LAT
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine, MatmulRates
-    from perfmodel.hardware.serving_kernels import GroupedWeightModel
+    from perfmodel.hardware.serving_kernels import GroupedWeightModel, WeightProductModel
     from perfmodel.workload.quantization import Quantization
 
 WIDE_ITEMSIZE = 2.0
@@ -36,11 +37,11 @@ def small_all_reduce_time(num_bytes: Column, group_size: Column, machine: Machin
     Source: the form is that of the custom all-reduce of TensorRT-LLM and vLLM; fitted by `lab.kernels.serving` to
     aiconfigurator's tables of it (2, 4 and 8 ranks) where it beats NCCL. Median error on held-out decades of sizes: docs/kernels.md.
     """
-    rates = machine.serving.all_reduce
+    rates, mesh = machine.links.peer_memory, machine.links.mesh[0]
     n = group_size
     peers = n - 1.0
     base, per_peer, seconds = rates.one_shot
-    slowdown = np.maximum(rates.mesh / np.maximum(peers, 1.0), 1.0)
+    slowdown = np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
     one_shot = base + per_peer * peers + num_bytes * peers * (seconds * slowdown)
     base, per_peer, seconds = rates.two_shot
     two_shot = base + per_peer * peers + 2.0 * num_bytes * (peers / n) * (seconds * slowdown)
@@ -58,7 +59,6 @@ def weight_product_time(
     batch: Column = 1.0,
     casts: Column = 0.0,
     untuned: float = 1.0,
-    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Return the time of a batch of products of activations [m, k] with weights [k, n] stored in `quantization`. [s]
 
@@ -71,11 +71,11 @@ def weight_product_time(
     untuned u  share of the rate of large products reached by a library without kernels for few rows; 1: it has them. The time is at least
                t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R)
     y       exposed share of a kernel's floor
-    itemsize   of an element of unquantized products
     C       of `matmul_time`, at the rate of the compute dtype; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
-    In 16 bits it is `matmul_time`. If the chip has no units for the format's products, they are computed in 16 bits.
+    The machine computes in 16 bits, and so do products of a format for which the chip has no units. Without quantization it is
+    `matmul_time`.
     The tables' floors of 6-15 us in 8 and 4 bits are those of the quantization pass. With it the fp8 tables of H100, H200 and B200
     are 3-5 % off; without it 7-9 %, and one shape in ten by more than 30 %.
     Source: fitted by `lab.kernels.serving` to aiconfigurator's products. For formats that a chip's tables lack: the fractions
@@ -83,13 +83,18 @@ def weight_product_time(
     """
     serving, a = machine.serving, quantization.activation_bytes
     if quantization.is_plain:
-        time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
+        time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=quantization.weight_bytes, machine=machine)
     else:
-        rates = serving.product_rates(quantization.kernel, quantization.product)
+        model = serving.kernels.weight_product[quantization.kernel]
+        rates = replace(
+            _weight_rates(machine.matmul, model, quantization, machine),
+            least_waves=machine.matmul.least_waves * model.waves_factor,
+            inverse_least_waves=machine.matmul.inverse_least_waves / model.waves_factor,
+            inverse_split_depth=machine.matmul.inverse_split_depth / model.split_factor,
+        )
         time = rates.floor_time + _quantized_product(batch, m, n, k, quantization, rates)
         if a < WIDE_ITEMSIZE:
-            model = serving.weight_product[quantization.kernel]
-            num_bytes, bandwidth = batch * m * k * (WIDE_ITEMSIZE + a), model.cast_fraction * serving.memory_bandwidth
+            num_bytes, bandwidth = batch * m * k * (WIDE_ITEMSIZE + a), model.cast_fraction * machine.memory.bandwidth
             time = time + casts * (model.cast_time * serving.exposed_floor + num_bytes / bandwidth)
     if untuned >= 1.0:
         return time
@@ -114,7 +119,6 @@ def grouped_weight_time(
     quantization: Quantization,
     machine: Machine,
     up_projections: Column = 2,
-    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Return the forward time of the experts of a layer on one chip, as one fused call, with weights stored in `quantization`. [s]
 
@@ -131,23 +135,37 @@ def grouped_weight_time(
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
     serving = machine.serving
     if quantization.is_plain:
-        time = grouped_matmul_time(
-            experts=e, rows=r, tokens=tokens, hidden_size=h, intermediate_size=i, itemsize=itemsize, machine=machine, up_projections=u
-        )
+        sizes = {"hidden_size": h, "intermediate_size": i, "up_projections": u, "itemsize": quantization.weight_bytes}
+        time = grouped_matmul_time(experts=e, rows=r, tokens=tokens, machine=machine, **sizes)
         return time + machine.grouped_matmul.floor_time * (1.0 / max(serving.exposed_floor, 1e-3) - 1.0)
-    passes = WIDE_ITEMSIZE * (r * (3 * h + (u + 1) * i) + tokens * h) / serving.memory_bandwidth
+    passes = WIDE_ITEMSIZE * (r * (3 * h + (u + 1) * i) + tokens * h) / machine.memory.bandwidth
+    small = machine.grouped_matmul.matmul
+    plain = replace(machine.matmul, tiles=small.tiles, tile_columns=small.tile_columns)
 
     def kernel_time(model: GroupedWeightModel) -> Any:
-        rates = serving.grouped_rates(model, quantization.product)
+        rates = _weight_rates(plain, model, quantization, machine)
         rows_per_expert = r / np.maximum(e, 1e-9)  # a step without rows activates no expert
         products = _quantized_product(e, rows_per_expert, u * i, h, quantization, rates) + _quantized_product(
             e, rows_per_expert, h, i, quantization, rates
         )
         return model.floor_time + model.expert_time * e + products + passes / model.row_fraction
 
-    time = kernel_time(serving.grouped_weight[quantization.kernel])
-    few = serving.grouped_weight.get(quantization.kernel + FEW)
+    time = kernel_time(serving.kernels.grouped_weight[quantization.kernel])
+    few = serving.kernels.grouped_weight.get(quantization.kernel + FEW)
     return time if few is None else np.minimum(time, kernel_time(few))
+
+
+def _weight_rates(
+    plain: MatmulRates, model: WeightProductModel | GroupedWeightModel, quantization: Quantization, machine: Machine
+) -> MatmulRates:
+    """Return the rates of products with quantized weights, relative to `plain` ones; in 16 bits if the chip has no units for them."""
+    return replace(
+        plain,
+        flop_rate=plain.flop_rate * machine.serving.relative_rate.get(quantization.product, 1.0) * model.rate_fraction,
+        bandwidth=plain.bandwidth * model.memory_fraction,
+        depth_offset=plain.depth_offset * model.depth_factor,
+        sharpness=model.sharpness or plain.sharpness,
+    )
 
 
 def _quantized_product(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates) -> Any:
@@ -239,12 +257,12 @@ def _cached_time(kernel: str, flops: Column, cache: Column, others: Column, sequ
     sequences      multiplied by their key-value heads
     """
     serving = machine.serving
-    model, bandwidth = serving.cached_attention[kernel], serving.memory_bandwidth
+    model, bandwidth = serving.kernels.cached_attention[kernel], machine.memory.bandwidth
     outgrown = cache * (1.0 / model.ramp_bytes)
     square = outgrown * outgrown
     memory = cache / (bandwidth * model.memory_fraction) + model.ramp_time * (square / (1.0 + square))
     compute = flops / (serving.peak_flop_rate * model.peak_fraction)
-    units = sequences * (model.wave_time / serving.compute_units)
+    units = sequences * (model.wave_time / machine.compute_units)
     p = SMOOTH_MAXIMUM
     longest = np.power(np.power(units, p) + np.power(compute, p) + np.power(memory, p), 1.0 / p)
     return model.floor_time * serving.exposed_floor + longest + others / (bandwidth * model.query_fraction)

@@ -44,7 +44,7 @@ class ServedLoad:
     request_latency        ttft + (O - 1) tpot                                                                                     [s]
     running, queue         running sequences and requests that wait for a slot, on average                                         [-]
     requests_per_second, tokens_per_second   completed requests; output tokens                                                     [1/s]
-    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time spent on others' prompts       [s, s, -]
+    decode_time, prefill_time   t_d, t_p                                                                                           [s]
     is_saturated           more clients than slots, or a higher rate than the throughput
     """
 
@@ -60,7 +60,6 @@ class ServedLoad:
     tokens_per_second: Array
     decode_time: Array
     prefill_time: Array
-    prompt_share: Array
     is_saturated: Array
 
 
@@ -136,7 +135,6 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         tokens_per_second=rate * requests.output.mean,
         decode_time=served.decode,
         prefill_time=served.prompt,
-        prompt_share=others * served.alongside / np.maximum(decode_time, 1e-12),
         is_saturated=c > K,
     )
 
@@ -192,7 +190,6 @@ def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling
         tokens_per_second=rate * requests.output.mean,
         decode_time=decode,
         prefill_time=prompts,
-        prompt_share=0.0,
         is_saturated=B > K,
     )
 
@@ -288,7 +285,6 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
         tokens_per_second=answered * requests.output.mean,
         decode_time=at.decode,
         prefill_time=at.prompt,
-        prompt_share=used,
         is_saturated=saturated,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.kinds.cache import state_bytes
+from perfmodel.workload.kinds.cache import state_bytes, token_shapes
 from perfmodel.workload.quantization import Quantization
 
 _PLAIN_BYTES = 2.0
@@ -30,16 +31,20 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}
-    for weight in program.weights:
-        element_bytes = quantization.weight_bytes if weight.part in quantized_parts else weight.itemsize
-        parts: Column = expert_cut if weight.is_expert else 1.0
-        if not weight.is_expert:
-            if any(axis.startswith("tp_kv") for axis in weight.axes):
+    graph, regions = program.derivation.graph, {region.name: region for region in program.regions}
+    for parameter in program.derivation.parameters:
+        tensor, axes = graph.tensors[parameter.name], parameter.elements.axes | parameter.elements.padded_axes
+        element_bytes = quantization.weight_bytes if tensor.part in quantized_parts else tensor.itemsize
+        parts: Column = 1.0
+        if parameter.name in program.expert_inputs:
+            parts = expert_cut
+        else:
+            if any(axis.startswith("tp_kv") for axis in axes):
                 parts = parts * kv
-            if any(axis.startswith("tp_q") for axis in weight.axes):
+            if any(axis.startswith("tp_q") for axis in axes):
                 parts = parts * (np.asarray(tp) / kv)
-        held = weight.elements * element_bytes / parts
-        region = program.regions[weight.region]
+        held = float(parameter.num_elements) * element_bytes / parts
+        region = regions[parameter.regions[0]]
         if region.is_block:
             layers = layers + held * region.count
         else:
@@ -84,15 +89,14 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
     """Return the cache shape over all layers. The share of layers with a window is the model's."""
     growing = windowed = latent = index = state = 0.0
     for kind in model.layer_kinds:
+        sizes = [float(prod(shape)) * kind.count for shape in token_shapes(model, kind.mixer)]
         if kind.mixer == "attention":
-            entries = 2.0 * model.num_key_value_heads * model.head_dim * kind.count
-            windowed += entries * model.sliding_layer_fraction
-            growing += entries * (1.0 - model.sliding_layer_fraction)
-        elif kind.mixer == "latent" and model.parts.latent is not None:
-            latent += (model.parts.latent.key_value_rank + model.parts.latent.rope_head_dim) * kind.count
-            index += float(model.parts.latent.index_head_dim) * kind.count
-        else:
-            state += state_bytes(model, kind.mixer) * kind.count
+            windowed += sum(sizes) * model.sliding_layer_fraction
+            growing += sum(sizes) * (1.0 - model.sliding_layer_fraction)
+        elif sizes:
+            latent += sizes[0]
+            index += sum(sizes[1:])
+        state += state_bytes(model, kind.mixer) * kind.count
     window = model.attention.window
     return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
-from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, TwoPools, Workers, disaggregated
+from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, TwoPools, disaggregated
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, prediction_of, rests_on
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests
@@ -84,12 +84,8 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
             decode=estimator.with_drafts(decode_costs, decode_plans, job.speculation),
             scheduling=estimator.scheduling(decode_plans, job.speculation),
             prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
-            workers=Workers(
-                prefill=np.array([float(pair.prefill_workers) for pair in pools]),
-                decode=np.array([float(pair.decode_workers) for pair in pools]),
-                prefill_chips=prefill_plans.chips_per_replica.astype(float),
-                decode_chips=decode_plans.chips_per_replica.astype(float),
-            ),
+            prefill_workers=np.array([float(pair.prefill_workers) for pair in pools]),
+            decode_workers=np.array([float(pair.decode_workers) for pair in pools]),
             capacity=estimator.capacity(decode_plans, decode_memory),
             handover=handover(estimator, pools, job.input_len.mean),
         ),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
-from perfmodel.cost.serving.context import CONTEXT_AXIS
+from perfmodel.cost.serving.attention import CONTEXT_AXIS
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import load_profile
@@ -40,28 +40,12 @@ GROUPS: Mapping[str, frozenset[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldWeight:
-    """A parameter as stored on a chip: elements, the axes that cut it, and its region.
-
-    is_expert   stored with the routed experts, biases included
-    itemsize    of an unquantized element   [byte]
-    """
-
-    name: str
-    region: int
-    elements: float
-    axes: frozenset[str]
-    part: WeightPart
-    is_expert: bool
-    itemsize: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingProgram:
     """Rows of one step. Segments are indices of regions, followed by the same for the cache operators of their mixers.
 
     groups   indices of `GROUPS` among the masks of amounts
+    expert_inputs   inputs of the routed experts; of these the parameters are stored with them, biases included
     """
 
     model: TransformerConfig
@@ -70,7 +54,7 @@ class ServingProgram:
     rows: TimedRows
     regions: tuple[Region, ...]
     groups: Mapping[str, int]
-    weights: tuple[HeldWeight, ...]
+    expert_inputs: frozenset[str]
 
     def amounts(self, sizes: Array, *, rows: Array, outputs: Array, sequences: Array) -> Array:
         """Return the [amounts, columns] of steps.
@@ -142,7 +126,9 @@ def serving_program(
         rows=compiler.rows(attention_kernel="flash", num_segments=segments, num_traffic_segments=segments),
         regions=graph.regions,
         groups=groups,
-        weights=_weights(derivation, region_index),
+        expert_inputs=frozenset(
+            operand.tensor for op in graph.operators if any(isinstance(work, RoutedExperts) for work in op.forward) for operand in op.inputs
+        ),
     )
 
 
@@ -159,23 +145,3 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
             for name, sharding in shardings.items()
         }
     return derive(graph, shardings)
-
-
-def _weights(derivation: ShardedGraph, region_index: Mapping[str, int]) -> tuple[HeldWeight, ...]:
-    """Return the parameters as stored on a chip."""
-    graph = derivation.graph
-    weights = []
-    for parameter in derivation.parameters:
-        readers = [op for op, _ in graph.consumers(parameter.name)]
-        weights.append(
-            HeldWeight(
-                name=parameter.name,
-                region=region_index[parameter.regions[0]],
-                elements=float(parameter.num_elements),
-                axes=parameter.elements.axes | parameter.elements.padded_axes,
-                part=graph.tensors[parameter.name].part,
-                itemsize=graph.tensors[parameter.name].itemsize,
-                is_expert=any(isinstance(work, RoutedExperts) for op in readers for work in op.forward),
-            )
-        )
-    return tuple(weights)

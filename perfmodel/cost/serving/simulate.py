@@ -130,9 +130,9 @@ def run_pools(pools: TwoPools, requests: Requests, benchmark: Benchmark) -> RunR
     return run.record(
         [
             SimulatedEngine(prompts, of_prompts, everything, run.queue, run.gaps, chunked=False, whole_prompts=together)
-            for _ in range(int(_one(pools.workers.prefill)))
+            for _ in range(int(_one(pools.prefill_workers)))
         ],
-        [SimulatedEngine(answers, alone, slots, deque(), run.gaps, chunked=False) for _ in range(int(_one(pools.workers.decode)))],
+        [SimulatedEngine(answers, alone, slots, deque(), run.gaps, chunked=False) for _ in range(int(_one(pools.decode_workers)))],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from perfmodel.cost.serving.pools import pools_inputs, predict_layout
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import ROUNDS, Benchmark, run_engine, run_pools, table_of
 from perfmodel.cost.serving.simulated_engine import BatchLimits
-from perfmodel.cost.serving.simulated_metrics import GoodputLimits, RunRecord, SimulatedLoad, StoppingRule, summarize_runs
+from perfmodel.cost.serving.simulated_metrics import RunRecord, SimulatedLoad, StoppingRule, summarize_runs
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -37,18 +38,11 @@ STOPPING_RULE = StoppingRule(error=0.015, most=4000)
 
 
 def predict_served(
-    estimator: ServingEstimator,
-    job: ServingJob,
-    layout: ServiceLayout,
-    *,
-    distinct_experts: float = 0.0,
-    limits: GoodputLimits | None = None,
+    estimator: ServingEstimator, job: ServingJob, layout: ServiceLayout, *, distinct_experts: float = 0.0
 ) -> ServingPrediction:
     """Predict a plan under a load as it is printed: clients and rates are simulated, other loads use formulas."""
     prediction = predict_layout(estimator, job, layout, distinct_experts=distinct_experts)
-    if not is_simulated(prediction):
-        return prediction
-    return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
+    return with_simulation(estimator, prediction, distinct_experts=distinct_experts) if is_simulated(prediction) else prediction
 
 
 def is_simulated(prediction: ServingPrediction) -> bool:
@@ -65,7 +59,7 @@ def with_simulation(
     estimator: ServingEstimator,
     prediction: ServingPrediction,
     *,
-    limits: GoodputLimits | None = None,
+    limits: Mapping[str, float] = MappingProxyType({}),
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> ServingPrediction:
@@ -79,10 +73,9 @@ def with_simulation(
         raise bad_field("plan", plan.label(), "does not fit, so that no request runs", "simulate one that fits")
     if job.is_static or (job.concurrency is None and job.rate is None):
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
-    limits = limits or GoodputLimits()
     if job.rate is not None and prediction.load.is_saturated:
         note = "not simulated: the queue only grows; figures are those of the formulas"
-        none = 0.0 if limits.are_given else None
+        none = 0.0 if limits else None
         return replace(prediction, notes=(*prediction.notes, note), load=replace(prediction.load, goodput=none, kept_fraction=none))
     layout, parts = plan.layout, dict(prediction.parts)
     if isinstance(layout, Pools):
@@ -109,8 +102,8 @@ def with_simulation(
             prediction.load,
             running=load.running / running_in,
             queued=load.queue / running_in,
-            goodput=load.kept_fraction * answered if limits.are_given else None,
-            kept_fraction=load.kept_fraction if limits.are_given else None,
+            goodput=load.kept_fraction * answered if limits else None,
+            kept_fraction=load.kept_fraction if limits else None,
         ),
         tokens_per_second_per_chip=per_chip,
         requests_per_second=answered,
@@ -150,7 +143,7 @@ def simulate_replicas(
     prediction: ServingPrediction,
     layout: ServingLayout,
     *,
-    limits: GoodputLimits | None = None,
+    limits: Mapping[str, float] = MappingProxyType({}),
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
@@ -183,9 +176,9 @@ def simulate_replicas(
         for at in range(runs):
             record = run_engine(table, requests, scheduling, batch_limits, replace(load, seed=seed + at))
             records.append((record, copies / runs))
-    seen = summarize_runs(records, limits or GoodputLimits())
+    seen = summarize_runs(records, limits)
     working = sum(copies for _, copies in records) / layout.replicas
-    shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
+    shared = ("running", "queue", "requests_per_second", "tokens_per_second")
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 
@@ -197,7 +190,12 @@ def _at_rate(rate: float, running: float, seed: int) -> Benchmark:
 
 
 def _pool_load(
-    estimator: ServingEstimator, prediction: ServingPrediction, pools: Pools, limits: GoodputLimits, seed: int, distinct_experts: float
+    estimator: ServingEstimator,
+    prediction: ServingPrediction,
+    pools: Pools,
+    limits: Mapping[str, float],
+    seed: int,
+    distinct_experts: float,
 ) -> SimulatedLoad:
     """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
     job = prediction.job

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +27,6 @@ class SimulatedLoad:
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
     running, queue         sequences with a slot and requests without, time average [-]
     requests_per_second, tokens_per_second     completed requests, and output tokens [1/s]
-    goodput                requests a second that met all limits [1/s]
     kept_fraction          of the requests that met all limits [-]
     preemptions, steps     in the complete run
     ttft_error             relative standard error of the mean TTFT at a rate; 0 for clients, whose runs match benchmarks [-]
@@ -40,7 +40,6 @@ class SimulatedLoad:
     queue: float
     requests_per_second: float
     tokens_per_second: float
-    goodput: float
     kept_fraction: float
     preemptions: int
     steps: int
@@ -74,19 +73,6 @@ def mean_error(values: Sequence[float]) -> float:
         return 0.0
     variance = sum((batch - mean) ** 2 for batch in batches) / (len(batches) - 1)
     return float((variance / len(batches)) ** 0.5 / mean)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputLimits:
-    """Limits that a request must meet to count as goodput. [s]"""
-
-    ttft: float = float("inf")
-    tpot: float = float("inf")
-    request_latency: float = float("inf")
-
-    @property
-    def are_given(self) -> bool:
-        return min(self.ttft, self.tpot, self.request_latency) < float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,8 +109,12 @@ class RunRecord:
         return 0.0 if self.clients else mean_error([answer[0] for answer in self.answers])
 
 
-def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
-    """Return the metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
+def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: Mapping[str, float] = MappingProxyType({})) -> SimulatedLoad:
+    """Return the metrics of the requests of engines, averaged over engines.
+
+    records   each with its number of engines
+    limits    ttft, tpot, request_latency that a request must meet to count as goodput   [s]
+    """
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])
     weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])
@@ -132,8 +122,8 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLi
     gaps, seen = (
         np.array([(gap, number * count / record.elapsed) for record, count in records for gap, number in record.gaps]).reshape(-1, 2).T
     )
-    kept = (ttft <= limits.ttft) & (tpot <= limits.tpot) & (latency <= limits.request_latency)
-    kept_fraction = float(np.average(kept, weights=weights))
+    times = {"ttft": ttft, "tpot": tpot, "request_latency": latency}
+    kept = np.all([times[name] <= limits.get(name, np.inf) for name in times], axis=0)
     pace = float(np.average(paces, weights=copies))
 
     def mean(name: str) -> float:
@@ -148,8 +138,7 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLi
         queue=mean("area_queue"),
         requests_per_second=pace,
         tokens_per_second=pace * float(np.average(outputs, weights=weights)),
-        goodput=pace * kept_fraction,
-        kept_fraction=kept_fraction,
+        kept_fraction=float(np.average(kept, weights=weights)),
         preemptions=sum(record.preemptions for record, _ in records),
         steps=sum(record.steps for record, _ in records),
         ttft_error=max(record.ttft_error for record, _ in records),

@@ -25,7 +25,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class StepCosts:
 
     grid          of a replica's chips: tp and pp, attention ranks as dp_replicate, ranks that share prompts as cp
     tp, pp, dp    degrees; expert_parts: ranks that experts are sharded over
-    dcp           ranks of tp that share the tokens of a cache (`context.py`)
+    dcp           ranks of tp that share the tokens of a cache (`attention.py`)
     pcp           ranks that share the tokens of a prompt; pcp_cut: pcp if they share those of a cache too, else 1
     """
 
@@ -113,7 +113,7 @@ class StepCosts:
         flat = [np.broadcast_to(np.asarray(column, dtype=float), shape).reshape(-1) for column in given]
         has_prompt = flat[4] > 0
         programs = [program for program, runs in ((self.prompt_program, has_prompt), (self.decode_program, ~has_prompt)) if runs.any()]
-        evaluated = [self._evaluate(program, self.step(program, *flat)) for program in programs]
+        evaluated = [self.evaluate(program, self.step(program, *flat)) for program in programs]
         if len(evaluated) > 1:
             evaluated = [{name: np.where(has_prompt, evaluated[0][name], evaluated[1][name]) for name in PARTS}]
         return {name: time.reshape(shape) for name, time in evaluated[0].items()}
@@ -138,7 +138,7 @@ class StepCosts:
         decoding, of_rank = _fullest_share(sequences, ranks), np.where(has_prompt, _fullest_share(prompts, ranks), 0.0)
         verified = _fullest_share(sequences, pp) * new
         rows = decoding * new + of_rank * q / pcp
-        sizes, inside = self._axes_of(program, repeats)
+        (sizes, inside), element_bytes = self._axes_of(program, repeats), program.rows.activation_bytes
         return EngineStep(
             decoding=decoding,
             cached=np.maximum(cached, 1.0),
@@ -157,7 +157,9 @@ class StepCosts:
             groups={name: (sizes[at], [tier[at] for tier in inside]) for name, at in program.groups.items()},
             kernels=self.engine.kernels,
             formats=StepFormats(
-                quantization=self.quantization, cache_bytes=itemsize(self.cache), element_bytes=program.rows.activation_bytes
+                quantization=self.quantization.with_elements(element_bytes),
+                plain=QUANTIZATIONS["bf16"].with_elements(element_bytes),
+                cache_bytes=itemsize(self.cache),
             ),
             distinct_experts=self.distinct_experts,
             takes_prompts=program.is_prompt,
@@ -173,7 +175,8 @@ class StepCosts:
         amount = program.amounts(sizes, rows=rows * shared, outputs=step.outputs * shared, sequences=step.decoding)
         return amount, sizes, inside
 
-    def _evaluate(self, program: ServingProgram, step: EngineStep) -> dict[str, Array]:
+    def evaluate(self, program: ServingProgram, step: EngineStep) -> dict[str, Array]:
+        """Return the seconds of each of `PARTS` of a step."""
         amount, sizes, inside = self.amounts(program, step, step.padded)
         times = row_times(program.rows, self.machine, inside, amount, sizes, step)
         mixers, last = program.of_mixers, program.of_mixers - 1

@@ -12,16 +12,7 @@ import torch
 from perfmodel.execute.uniform.model import kind_of
 from perfmodel.foundation.errors import RunError
 from perfmodel.workload.config import TransformerConfig
-
-
-def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a layer's state per sequence on one rank: last inputs of the convolution [taps - 1, m, c], and the state of
-    each head [m, heads, ...]; none for a layer without a state."""
-    spec = config.recurrence_of(mixer)
-    if spec is None:
-        return ()
-    groups, *state = spec.state_shape
-    return (spec.conv_kernel - 1, groups // tp, spec.group_channels), (groups // tp, *state)
+from perfmodel.workload.kinds.cache import state_shapes, token_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +83,6 @@ class StateCache:
 BLOCK_TOKENS = 16
 
 
-def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that a layer caches per token on one rank: keys and values of its heads, or the latent of all heads and the key of
-    an indexer; none for a layer without attention."""
-    latent = config.parts.latent
-    if mixer not in ("attention", "latent"):
-        return ()
-    if latent is not None:
-        kept = (latent.key_value_rank + latent.rope_head_dim,)
-        return (kept, (latent.index_head_dim,)) if latent.index_heads else (kept,)
-    heads = (config.num_key_value_heads // tp, config.head_dim)
-    return heads, heads
-
-
 @dataclass(frozen=True, slots=True)
 class Reads:
     """Slots of a pool that a step reads for `number` sequences, `length` tokens of each.
@@ -147,7 +125,7 @@ class PagedCache:
         mixers = [kind_of(config, layer).mixer for layer in range(config.num_hidden_layers)]
         # zeros: slots past the end of a short sequence are read with probability 0, so they must be finite
         self.pools: dict[int, tuple[torch.Tensor, ...]] = {
-            layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in cache_widths(config, mixer, tp))
+            layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in token_shapes(config, mixer, tp))
             for layer, mixer in enumerate(mixers)
         }
         self.states = StateCache(config, mixers, num_sequences or num_blocks, tp=tp, dtype=dtype, device=device)

@@ -17,8 +17,8 @@ from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
-from perfmodel.execute.uniform.routing import balanced_routes, local_choices, round_robin
+from perfmodel.execute.uniform.model import Layer, Transformer, kind_of
+from perfmodel.execute.uniform.routing import balanced_routes, local_choices
 from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import canonical_name, fill
@@ -31,20 +31,11 @@ class ServedMixture(ExpertMixture):
     adds_before_reduction = True
     sharding: ServedSharding
 
-    def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, shared: nn.Module | None, device: str) -> None:
-        super().__init__(config, sharding, shared=shared, device=device)
-        assert config.parts.experts is not None
-        experts = config.parts.experts
-        widths = {"up": experts.width * (2 if experts.gated else 1), "down": config.hidden_size}
-        for name, width in widths.items() if experts.bias else ():  # biases of all experts, on every rank
-            product = self.experts.get_submodule(name)
-            product.register_parameter("bias", nn.Parameter(torch.empty(experts.num_experts * width, device=device)))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [1, t, h] -> [1, t, h]."""
-        rows, is_abstract = x.flatten(0, 1), self.sharding.is_abstract
-        weights, chosen = choose(self.router(rows), self.config, round_robin(len(rows), self.config, x.device) if is_abstract else None)
-        output = (self._evenly if is_abstract else self._by_expert)(rows, weights, chosen).view(x.shape)
+        rows = x.flatten(0, 1)
+        weights, chosen = choose(self.router(rows), self.config, self._fixed(rows))
+        output = (self._evenly if self.sharding.is_abstract else self._by_expert)(rows, weights, chosen).view(x.shape)
         if hasattr(self, "shared"):
             shared = self.shared(x)
             output = output + (shared * torch.sigmoid(self.shared_gate(x)) if hasattr(self, "shared_gate") else shared)
@@ -54,27 +45,12 @@ class ServedMixture(ExpertMixture):
 
     def _expert(self, experts: slice, rows: torch.Tensor) -> torch.Tensor:
         """Compute [e, m, h] -> [e, m, h] for experts of this rank."""
-        up, down = self.experts.up, self.experts.down
-        up_bias = self._local_biases(up.bias, experts, cuts=2 if self.config.gated else 1)
-        # the ranks that shard an expert are summed, so only one adds the bias
-        down_bias = None if self.sharding.experts.etp_rank else self._local_biases(down.bias, experts)
-        up_weights, down_weights = (product.weight.unflatten(0, (product.number, -1))[experts] for product in (up, down))
-        return expert_feed_forward(
-            rows,
-            up_weights,
-            down_weights,
-            function=self.experts.function,
-            is_gated=self.experts.is_gated,
-            biases=(up_bias, down_bias),
-        )
-
-    def _local_biases(self, biases: torch.Tensor | None, experts: slice, *, cuts: int = 0) -> torch.Tensor | None:
-        """Return the biases [e, w], or this rank's shard of each of `cuts` blocks of columns."""
-        if biases is None:
-            return None
-        cut = self.sharding.experts
-        result = biases.unflatten(0, (self.config.num_experts, -1)).chunk(cut.ep)[cut.ep_rank][experts]
-        return result.unflatten(-1, (cuts, -1)).chunk(cut.etp, dim=-1)[cut.etp_rank].flatten(-2) if cuts else result
+        (up, up_bias), (down, down_bias) = self.experts.up.of_experts(), self.experts.down.of_experts()
+        if self.sharding.experts.etp_rank:  # the ranks that shard an expert are summed, so only one adds the last bias
+            down_bias = None
+        biases = (None if up_bias is None else up_bias[experts], None if down_bias is None else down_bias[experts])
+        function, is_gated = self.experts.function, self.experts.is_gated
+        return expert_feed_forward(rows, up[experts], down[experts], function=function, is_gated=is_gated, biases=biases)
 
     def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         cut, number = self.sharding.experts, self.config.num_experts // self.sharding.experts.ep
@@ -104,6 +80,7 @@ class ServedMixture(ExpertMixture):
 
 
 class ServedLayer(Layer):
+    mixture_type = ServedMixture
     sharding: ServedSharding
 
     def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
@@ -115,12 +92,6 @@ class ServedLayer(Layer):
         if mixer == "latent":
             return CachedLatent(self.config, self.sharding, index=index, device=device)
         return CachedAttention(self.config, self.sharding, index=index, device=device)
-
-    def make_feed_forward(self, *, index: int, device: str) -> FeedForward | ExpertMixture:
-        feed_forward = super().make_feed_forward(index=index, device=device)
-        if isinstance(feed_forward, ExpertMixture):
-            return ServedMixture(self.config, self.sharding, shared=getattr(feed_forward, "shared", None), device=device)
-        return feed_forward
 
 
 class Decoder(Transformer):

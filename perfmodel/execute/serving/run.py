@@ -14,7 +14,7 @@ from perfmodel.execute.launch.rank_results import worst_error
 from perfmodel.execute.runner import CHECKED_PARAMETERS, num_devices, pick_device
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.measurement import MeasuredStep, ServingMeasurement, StepCounts, StepShape
+from perfmodel.parallel.results import MeasuredStep, ServingMeasurement, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
 #: Largest error of logits, relative to the largest logit, of a correct fp32 decoder, with a margin: measured errors are below 1e-6.

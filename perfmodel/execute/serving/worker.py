@@ -31,8 +31,7 @@ from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.weights import SEED, one_process_model
 from perfmodel.execute.zero import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.parallel.results import CollectiveCount
-from perfmodel.parallel.serving.measurement import ANCHOR_ROWS, ANCHOR_WEIGHT, StepCounts, StepShape
+from perfmodel.parallel.results import ANCHOR_ROWS, ANCHOR_WEIGHT, CollectiveCount, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
 aten = torch.ops.aten

@@ -41,28 +41,33 @@ def is_expert_parameter(name: str) -> bool:
 
 
 def _split(name: str, experts: Experts) -> tuple[int, int]:
-    """Return (number of row blocks that etp shards separately, dim of the view [experts, blocks, rows, columns] that it shards)."""
-    return (2 if experts.gated else 1, 2) if name.endswith(UP) else (1, 3)
+    """Return (number of row blocks that etp shards separately, dim of the view [experts, blocks, rows, columns] that it shards).
+
+    Biases have no columns: those of the first product are sharded with its rows, those of the last are not.
+    """
+    return (2 if experts.gated else 1, 2) if _is_up(name) else (1, 3)
+
+
+def _is_up(name: str) -> bool:
+    return name.endswith((UP, _BIASES[0]))
 
 
 def expert_shard(matrix: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
     """Return a rank's shard of the stacked matrix of all experts, or of their biases."""
-    if name.endswith(_BIASES):
-        return matrix.chunk(sharding.ep)[sharding.ep_rank]
     blocks, dim = _split(name, experts)
-    viewed = matrix.view(experts.num_experts, blocks, -1, matrix.shape[-1])
-    piece = viewed.chunk(sharding.ep)[sharding.ep_rank].chunk(sharding.etp, dim=dim)[sharding.etp_rank]
-    return piece.reshape(-1, piece.shape[-1])
+    piece = matrix.view(experts.num_experts, blocks, -1, *matrix.shape[1:]).chunk(sharding.ep)[sharding.ep_rank]
+    if dim < piece.dim():
+        piece = piece.chunk(sharding.etp, dim=dim)[sharding.etp_rank]
+    return piece.reshape(-1, *piece.shape[3:])
 
 
 def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
-    """Return the stacked matrix of all experts, all-gathered from the ranks of ep and etp."""
-    if name.endswith(_BIASES):
-        return _joined(piece.contiguous(), sharding.ep_group, 0)
+    """Return the stacked matrix of all experts, or their biases, all-gathered from the ranks of ep and etp."""
     blocks, dim = _split(name, experts)
-    viewed = piece.view(experts.num_experts // sharding.ep, blocks, -1, piece.shape[-1]).contiguous()
-    viewed = _joined(_joined(viewed, sharding.etp_group, dim), sharding.ep_group, 0)
-    return viewed.reshape(-1, viewed.shape[-1])
+    viewed = piece.view(experts.num_experts // sharding.ep, blocks, -1, *piece.shape[1:]).contiguous()
+    if dim < viewed.dim():
+        viewed = _joined(viewed, sharding.etp_group, dim)
+    return _joined(viewed, sharding.ep_group, 0).reshape(-1, *viewed.shape[3:])
 
 
 def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
@@ -70,22 +75,11 @@ def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> t
     return piece if group is None else gathered(piece, dim, group)
 
 
-def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
-    """Return whether this is the shape of the biases of all experts, which every serving rank holds."""
-    experts = config.parts.experts
-    if experts is None or not name.endswith(_BIASES):
-        return False
-    rows = config.hidden_size if name.endswith(_BIASES[1]) else experts.width * (2 if experts.gated else 1)
-    return shape == (experts.num_experts * rows,)
-
-
-def unsharded_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
-    """Return the shape of the stacked matrix of all experts, given that of a rank's shard."""
-    if name.endswith(_BIASES):
-        return torch.Size((shape[0] * sharding.ep,))
-    rows, columns = shape
-    up = name.endswith(UP)
-    return torch.Size((rows * sharding.ep * (sharding.etp if up else 1), columns * (1 if up else sharding.etp)))
+def unsharded_shape(shape: torch.Size, name: str, sharding: ExpertSharding) -> torch.Size:
+    """Return the shape of the stacked matrix of all experts, or of their biases, given that of a rank's shard."""
+    rows, *columns = shape
+    of_rows, of_columns = (sharding.etp, 1) if _is_up(name) else (1, sharding.etp)
+    return torch.Size((rows * sharding.ep * of_rows, *(column * of_columns for column in columns)))
 
 
 class ReplicatedLinear(nn.Linear):

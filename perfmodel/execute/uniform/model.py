@@ -178,18 +178,6 @@ def kind_of(config: TransformerConfig, index: int) -> LayerSpec:
     return kinds[layer_order(config.layer_kinds)[index]]
 
 
-def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
-    """Return the feed-forward of layer `index`."""
-    if kind_of(config, index).feed_forward == "dense":
-        return FeedForward(config, inner=config.intermediate_size, gated=config.mlp.gated_mlp, bias=config.biases.mlp_bias, device=device)
-    experts = config.parts.experts
-    assert experts is not None
-    shared = None
-    if experts.shared_width:
-        shared = FeedForward(config, inner=experts.shared_width, gated=experts.gated, bias=experts.bias, device=device)
-    return ExpertMixture(config, sharding, shared=shared, device=device)
-
-
 class Branches(nn.Module):
     """Attention and MLP in parallel: their outputs are added before the reduction over tp."""
 
@@ -215,6 +203,8 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {"latent": LatentMixer, "mamba": M
 
 class Layer(nn.Module):
     """One transformer block, sequential or parallel, with the norms of its configuration."""
+
+    mixture_type: type[ExpertMixture] = ExpertMixture
 
     def __init__(
         self, config: TransformerConfig, sharding: Sharding, *, index: int, fused: bool, recompute_core: bool, device: str
@@ -260,8 +250,17 @@ class Layer(nn.Module):
             return MIXERS[mixer](self.config, self.sharding, device=device)
         return Attention(self.config, self.sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
 
-    def make_feed_forward(self, *, index: int, device: str) -> nn.Module:
-        return feed_forward(self.config, self.sharding, index=index, device=device)
+    def make_feed_forward(self, *, index: int, device: str) -> FeedForward | ExpertMixture:
+        config, experts = self.config, self.config.parts.experts
+        if kind_of(config, index).feed_forward == "dense":
+            return FeedForward(
+                config, inner=config.intermediate_size, gated=config.mlp.gated_mlp, bias=config.biases.mlp_bias, device=device
+            )
+        assert experts is not None
+        shared = None
+        if experts.shared_width:
+            shared = FeedForward(config, inner=experts.shared_width, gated=experts.gated, bias=experts.bias, device=device)
+        return self.mixture_type(config, self.sharding, shared=shared, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.config.parallel_block:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.local import local_tensor
-from perfmodel.execute.uniform.experts import expert_shard, holds_all_biases, is_expert_parameter, unsharded_shape
+from perfmodel.execute.uniform.experts import expert_shard, is_expert_parameter, unsharded_shape
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
@@ -60,9 +60,9 @@ def local_piece(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
     """Return this rank's shard of a parameter's initial value."""
-    if config.parts.experts is None or not is_expert_parameter(name) or holds_all_biases(parameter.shape, name, config):
+    if config.parts.experts is None or not is_expert_parameter(name):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
-    shape = unsharded_shape(parameter.shape, name, config.parts.experts, sharding.experts)
+    shape = unsharded_shape(parameter.shape, name, sharding.experts)
     return local_piece(expert_shard(make_weight(config, name, shape, device), name, config.parts.experts, sharding.experts), parameter)
 
 

@@ -114,10 +114,9 @@ def simulated_in(
 ) -> ServingPrediction:
     """Return the prediction of a step-by-step simulation of the engine, also at a rate; goodput counts requests within the limits."""
     from perfmodel.cost.serving.simulated import with_simulation
-    from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 
     seed = read_integer(seed, "seed", least=0)
-    simulated = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
+    simulated = with_simulation(setting.estimator, prediction, limits=limits_of(limits or {}), seed=seed)
     return priced(setting, simulated)
 
 

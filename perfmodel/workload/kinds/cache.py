@@ -29,21 +29,37 @@ UPDATE_KERNELS = {"mamba": "state_update", "delta": "delta_update"}
 UPDATE_PRODUCTS = {"mamba": 2.0, "delta": 3.0}
 
 
-def state_elements(model: TransformerConfig, mixer: str) -> float:
-    """Return the state elements of all heads of one layer: H P N (Mamba-2), or n_v d_k d_v (delta networks); 0 for other mixers."""
-    spec = model.recurrence_of(mixer)
-    return float(prod(spec.state_shape)) if spec is not None else 0.0
+def token_shapes(model: TransformerConfig, mixer: str, tp: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes that a layer caches per token on one of `tp` ranks, which share the heads; none for a layer without attention.
+
+    They are keys and values of its heads, or the latent of all heads and the key of an indexer.
+    """
+    latent = model.parts.latent
+    if mixer == "latent" and latent is not None:
+        kept = (latent.key_value_rank + latent.rope_head_dim,)
+        return (kept, (latent.index_head_dim,)) if latent.index_heads else (kept,)
+    if mixer != "attention":
+        return ()
+    heads = (model.num_key_value_heads // tp, model.head_dim)
+    return heads, heads
 
 
-def convolved_elements(model: TransformerConfig, mixer: str) -> float:
-    """Return the convolution inputs that the next token needs: taps - 1 per channel of one layer."""
+def state_shapes(model: TransformerConfig, mixer: str, tp: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a layer's state per sequence on one of `tp` ranks, which share the groups; none for a layer without a state.
+
+    They are the last inputs of the convolution [taps - 1, m, c], and the state of each head [m, ...]: H P N elements in all (Mamba-2), or
+    n_v d_k d_v (delta networks).
+    """
     spec = model.recurrence_of(mixer)
-    return float((spec.conv_kernel - 1) * spec.state_shape[0] * spec.group_channels) if spec is not None else 0.0
+    if spec is None:
+        return ()
+    groups, *state = spec.state_shape
+    return (spec.conv_kernel - 1, groups // tp, spec.group_channels), (groups // tp, *state)
 
 
 def state_bytes(model: TransformerConfig, mixer: str) -> float:
-    """Return the state bytes of one layer and sequence, over all tp ranks, which share the heads. [byte]"""
-    return STATE_BYTES * state_elements(model, mixer) + CONVOLVED_BYTES * convolved_elements(model, mixer)
+    """Return the state bytes of one layer and sequence, over all tp ranks. [byte]"""
+    return sum(prod(shape) * itemsize for shape, itemsize in zip(state_shapes(model, mixer), (CONVOLVED_BYTES, STATE_BYTES), strict=False))
 
 
 #: Dim that counts the decoding sequences of a step.

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.attention import pass_time
+from perfmodel.cost.serving.attention import DCP, PCP, cache_cuts, decode_exchange, pass_time
 from perfmodel.cost.serving.boundness import operator_rows
-from perfmodel.cost.serving.context import DCP, PCP, cache_cuts, decode_exchange
 from perfmodel.cost.serving.engine_step import engine_collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError

@@ -9,14 +9,12 @@ import pytest
 from perfmodel.cost.serving.disaggregated import (
     Handover,
     TwoPools,
-    Workers,
     decode_rate,
     disaggregated,
     exposed_transfer_time,
     largest_batch,
     prefill_rate,
     queue_wait,
-    transfer_time,
 )
 from perfmodel.cost.serving.load import closed_loop
 from perfmodel.cost.serving.requests import Scheduling
@@ -30,20 +28,25 @@ LINKS = Handover(token_bytes=327_680, bandwidth=50e9, latency=1e-5)
 
 def served(x=2, y=1, capacity=64, how=HOW, job=None, handover=LINKS, **load):
     job = requests(2000, 200) if job is None else job
-    workers = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
-    pools = TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, workers=workers, capacity=capacity, handover=handover)
+    workers = {"prefill_workers": x, "decode_workers": y}
+    pools = TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, capacity=capacity, handover=handover, **workers)
     return disaggregated(pools, job, **load)
+
+
+def tokens_per_chip(served, x, y):
+    """Output tokens of prefill workers of one chip and decode workers of two, over all chips."""
+    return float(served.load.tokens_per_second) / (x + 2 * y)
 
 
 def test_a_cache_of_8192_tokens_takes_what_links_say():
     num_bytes = 8192 * 327_680
-    assert transfer_time(num_bytes, bandwidth=50e9, latency=0) == pytest.approx(54e-3, rel=0.01)
-    assert transfer_time(num_bytes, bandwidth=400e9, latency=0) == pytest.approx(6.7e-3, rel=0.01)
+    assert exposed_transfer_time(num_bytes, 1.0, bandwidth=50e9, latency=0) == pytest.approx(54e-3, rel=0.01)
+    assert exposed_transfer_time(num_bytes, 1.0, bandwidth=400e9, latency=0) == pytest.approx(6.7e-3, rel=0.01)
 
 
 def test_layers_that_are_sent_early_hide_all_but_the_last():
     unlayered = exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5)
-    assert unlayered == pytest.approx(transfer_time(8e9, bandwidth=50e9, latency=1e-5))
+    assert unlayered == pytest.approx(1e-5 + 8e9 / 50e9)
     assert exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5, layers=80) == pytest.approx(1e-5 + unlayered / 80, rel=1e-2)
     slow = exposed_transfer_time(8e9, 0.04, bandwidth=50e9, latency=0, layers=80)
     assert slow == pytest.approx(0.16 - 79 / 80 * 0.04)
@@ -67,7 +70,7 @@ def test_waits_for_workers_are_those_of_a_queue(servers, used):
 
 def test_one_client_is_alone_on_both_kinds():
     one = served(concurrency=1)
-    alone = TOY.prefill(2000) + float(one.transfer_time) + 0.03
+    alone = TOY.prefill(2000) + (1e-5 + 2000 * 327_680 / 50e9) + 0.03
     assert one.load.ttft == pytest.approx(alone, rel=1e-9)
     assert one.load.tpot == pytest.approx(TOY.decode(1, 2100))
     assert one.load.requests_per_second * one.load.request_latency == pytest.approx(1, rel=1e-6)
@@ -93,7 +96,7 @@ def test_the_highest_throughput_is_that_of_the_slower_kind():
     for x, y in ((1, 1), (1, 3), (5, 1)):
         best = served(x, y)
         assert best.load.requests_per_second == pytest.approx(min(x * mu_p, y * mu_d))
-        assert best.tokens_per_second_per_chip == pytest.approx(200 * min(x * mu_p, y * mu_d) / (x + 2 * y))
+        assert best.load.tokens_per_second == pytest.approx(200 * min(x * mu_p, y * mu_d))
         assert max(best.prefill_use, best.decode_use) == pytest.approx(1)
         assert best.matched_ratio == pytest.approx(mu_d / mu_p)
 
@@ -102,8 +105,8 @@ def test_matched_workers_waste_nothing():
     ratio = float(served().matched_ratio)
     matched = served(ratio * 3, 3)
     assert (matched.prefill_use, matched.decode_use) == (pytest.approx(1), pytest.approx(1))
-    off = [float(served(x, 3).tokens_per_second_per_chip) for x in (ratio * 1.5, ratio * 6)]
-    assert matched.tokens_per_second_per_chip > max(off)
+    off = [tokens_per_chip(served(x, 3), x, 3) for x in (ratio * 1.5, ratio * 6)]
+    assert tokens_per_chip(matched, ratio * 3, 3) > max(off)
 
 
 def test_a_rate_is_answered_until_one_kind_is_full():

@@ -1,6 +1,7 @@
 """The serving executor's steps, predicted: each part is the sum of what was measured of the machine, of elements of 32 bits."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -24,8 +25,8 @@ from perfmodel.hardware.calibration import (
     StreamingModel,
 )
 from perfmodel.hardware.local import local_cluster
-from perfmodel.parallel.serving.measurement import StepShape
-from perfmodel.workload.kinds.cache import UPDATE_KERNELS, state_bytes, state_elements
+from perfmodel.parallel.results import StepShape
+from perfmodel.workload.kinds.cache import UPDATE_KERNELS, state_bytes, state_shapes
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny
 
@@ -96,7 +97,7 @@ def test_states_take_what_was_measured_of_them(name, mixer):
     assert more(decode, "passes", KernelClass.CAUSAL_CONV, floor_time=1e-3) == pytest.approx(2 * 1e-3)
     assert more(prompt, "passes", scan, floor_time=1e-3) == pytest.approx(2 * 1e-3)
     assert more(decode, "passes", scan, floor_time=1e-3) == 0
-    for_each = 2 * 32 * state_elements(model, mixer)
+    for_each = 2 * 32 * prod(state_shapes(model, mixer)[1])
     assert more(prompt, "passes", scan, element_time=2 * MEASURED[scan]) == pytest.approx(for_each * MEASURED[scan])
     machine = resolve_machine(cluster, HERE, dtype=Dtype.FP32)
     attention = attention_decode_time(batch=3, heads=8, kv_heads=4, key_length=41, head_dim=8, itemsize=4, machine=machine)

@@ -12,13 +12,12 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_chip, load_cluster
-from perfmodel.workload.quantization import quantization_named
 
 
 def machine_of(chip, calibration=None):
     """`chip` in a node of H100."""
     cluster = replace(load_cluster("dgx-h100", num_chips=8), chip=chip)
-    return serving_machine(cluster, calibration or choose_calibration(chip), load_engine("vllm"), quantization_named("bf16"))
+    return serving_machine(cluster, calibration or choose_calibration(chip), load_engine("vllm").kernels.floor_fraction)
 
 
 def unknown_chip(flops, bandwidth):

@@ -56,7 +56,7 @@ def test_columns_of_pools_are_the_pools_by_themselves(of):
     for row, one in enumerate(several):
         alone = serve_pools(of, job(of), [one])[0]
         np.testing.assert_allclose(alone.load.tpot[0], rows.load.tpot[row], rtol=1e-6)
-        np.testing.assert_allclose(alone.tokens_per_second_per_chip[0], rows.tokens_per_second_per_chip[row], rtol=1e-6)
+        np.testing.assert_allclose(alone.load.tokens_per_second[0], rows.load.tokens_per_second[row], rtol=1e-6)
 
 
 def test_workers_are_checked_as_plans_are(of):

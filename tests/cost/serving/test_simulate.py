@@ -8,7 +8,6 @@ import pytest
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling
 from perfmodel.cost.serving.simulated_engine import BatchLimits, SimulatedEngine
-from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 from perfmodel.cost.serving.times import tabulate
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests, simulate
@@ -126,11 +125,10 @@ def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
 def test_goodput_counts_what_keeps_both_limits():
     job = requests((200, 2000), (50, 400))
     every, none, some = (
-        simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=40), rate=15, limits=GoodputLimits(ttft=limit))
-        for limit in (np.inf, 1e-3, 0.05)
+        simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=40), rate=15, limits={"ttft": limit}) for limit in (np.inf, 1e-3, 0.05)
     )
-    assert every.goodput == pytest.approx(every.requests_per_second)
-    assert none.goodput == 0
+    assert every.kept_fraction == pytest.approx(1)
+    assert none.kept_fraction == 0
     assert 0.1 < some.kept_fraction < 0.9
 
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.disaggregated import Handover, TwoPools, Workers, disaggregated
+from perfmodel.cost.serving.disaggregated import Handover, TwoPools, disaggregated
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests, simulate_pools
 
@@ -20,8 +19,8 @@ POOLS = pytest.mark.parametrize(("x", "y"), [(1, 2), (4, 1), (2, 1)], ids=["prom
 
 
 def pools(x, y, how=HOW, links=LINKS, capacity=64):
-    workers = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
-    return TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, workers=workers, capacity=capacity, handover=links)
+    workers = {"prefill_workers": x, "decode_workers": y}
+    return TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, capacity=capacity, handover=links, **workers)
 
 
 def form_of(of, job, **load):
@@ -111,11 +110,11 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 
 
 def test_goodput_counts_what_keeps_all_limits():
-    limits = [GoodputLimits(), GoodputLimits(ttft=0.13), GoodputLimits(ttft=0.13, request_latency=1.0), GoodputLimits(tpot=1e-3)]
+    limits = [{}, {"ttft": 0.13}, {"ttft": 0.13, "request_latency": 1.0}, {"tpot": 1e-3}]
     every, some, fewer, none = (both(2, 1, VARIED, rate=30, limits=limit)[1] for limit in limits)
-    assert every.goodput == pytest.approx(every.requests_per_second)
+    assert every.kept_fraction == pytest.approx(1)
     assert 0.1 < fewer.kept_fraction < some.kept_fraction < 0.95
-    assert none.goodput == 0
+    assert none.kept_fraction == 0
 
 
 def test_an_answer_of_one_token_needs_no_place():

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import Benchmark, run_engine, run_pools, table_of
-from perfmodel.cost.serving.simulated_metrics import GoodputLimits, summarize_runs
+from perfmodel.cost.serving.simulated_metrics import summarize_runs
 from perfmodel.cost.serving.times import StepTable
 from perfmodel.workload.serving import Lengths, constant
 
@@ -43,9 +43,9 @@ def simulate(times, requests, scheduling, places, *, limits=None, **run):
     table, benchmark = times, Benchmark(**run)
     if not isinstance(times, StepTable):
         table = table_of(times, requests, scheduling, replace(places, max_sequences=max(places.max_sequences, 1)), benchmark)
-    return summarize_runs([(run_engine(table, requests, scheduling, places, benchmark), 1)], limits or GoodputLimits())
+    return summarize_runs([(run_engine(table, requests, scheduling, places, benchmark), 1)], limits or {})
 
 
 def simulate_pools(pools, requests, *, limits=None, **run):
     """Run two pools, and return the metrics of their requests."""
-    return summarize_runs([(run_pools(pools, requests, Benchmark(**run)), 1)], limits or GoodputLimits())
+    return summarize_runs([(run_pools(pools, requests, Benchmark(**run)), 1)], limits or {})

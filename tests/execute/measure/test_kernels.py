@@ -26,7 +26,7 @@ from perfmodel.hardware.samples import (
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Operator, Tensor
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.kinds.cache import STATE_BYTES, UPDATE_KERNELS, convolved_elements, state_elements
+from perfmodel.workload.kinds.cache import STATE_BYTES, UPDATE_KERNELS, state_shapes
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
 from perfmodel.workload.kinds.pooling import pooling
@@ -75,8 +75,9 @@ def test_every_kernel_runs_and_makes_a_sample():
 def test_kernels_of_states_count_what_serving_counts():
     """Two sequences of Nemotron 3 Nano's and Qwen3-Next's heads, of a quarter of their groups and of an eighth."""
     nemotron, qwen = (load_model(name) for name in ("nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"))
-    of_mamba, of_delta = 2 * state_elements(nemotron, "mamba") / 4, 2 * state_elements(qwen, "delta") / 8
-    inputs = 2 * convolved_elements(nemotron, "mamba") / 3 / 4
+    convolved, state = map(prod, state_shapes(nemotron, "mamba"))
+    of_mamba, of_delta = 2 * state / 4, 2 * prod(state_shapes(qwen, "delta")[1]) / 8
+    inputs = 2 * convolved / 3 / 4
     sizes = {}
     for positions in (1, 5):
         for kernel in state_kernels((2, positions, 2), Dtype.FP32, "cpu"):

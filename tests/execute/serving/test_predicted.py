@@ -11,7 +11,7 @@ from perfmodel.execute.measure.scope import make_scope
 from perfmodel.execute.shrink import runnable_model
 from perfmodel.hardware.calibration import MOST_BUSY
 from perfmodel.hardware.local import local_cluster
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.results import StepShape
 from perfmodel.verbs.served_run import run_served, usual_shapes
 from perfmodel.workload.models import load_model
 from tests.cost.serving.test_executor import HERE
@@ -64,18 +64,18 @@ def few_half_products(scope):
 def _errors(result):
     """Error of each step, relative to the speed of the machine during the steps: of memory for decode, of FLOP/s for prefill."""
     drift = {True: result.drifts["decode"], False: result.drifts["prefill"]}
-    return {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in result.steps}
+    return {str(step.shape): (1.0 + result.error(step)) * drift[step.shape.is_decode] - 1.0 for step in result.measurement.steps}
 
 
 @pytest.mark.slow
 def test_a_run_is_compared_with_its_prediction(groups):
     shapes = (StepShape(sequences=2, cached=20, new=1), StepShape(sequences=1, cached=0, new=16))
     result = run_served(tiny("llama"), shapes, calibration=HERE, rounds=1, repeats=2, group=groups(1))
-    assert [step.measured.shape for step in result.steps] == list(shapes)
-    for step in result.steps:
-        assert len(step.measured.processor_times) == 2
-        assert step.predicted == pytest.approx(sum(step.parts.values()))
-        assert step.predicted > 0
+    assert list(result.parts) == [step.shape for step in result.measurement.steps] == list(shapes)
+    for step in result.measurement.steps:
+        assert len(step.processor_times) == 2
+        assert result.predicted(step) == pytest.approx(sum(result.parts[step.shape].values()))
+        assert result.predicted(step) > 0
     assert result.measurement.logit_error < 1e-5
     calibrated = anchor_times(local_cluster(num_chips=1), HERE)
     assert result.drifts == pytest.approx({name: time / calibrated[name] for name, time in result.measurement.anchors.items()})
@@ -85,7 +85,7 @@ def test_a_run_is_compared_with_its_prediction(groups):
 @pytest.mark.slow
 def test_two_ranks_run_and_are_not_predicted(groups):
     result = run_served(tiny("llama"), [StepShape(sequences=2, cached=20, new=1)], tp=2, rounds=1, repeats=1, group=groups(2))
-    assert result.steps == ()
+    assert result.parts == {}
     assert len(result.measurement.steps) == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.execute.serving.run import LOGIT_TOLERANCE, run_serving
 from perfmodel.foundation.errors import InputError, RunError
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.results import StepShape
 from tests.execute.jobs import tiny
 from tests.marks import mostly_nightly
 

@@ -18,8 +18,8 @@ from perfmodel.parallel.interval import ServingBasis, interval_factors, interval
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.predict import metrics_of, serving_row
-from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
+from perfmodel.validation.validate import metrics_of, serving_row
+from tests.validation.serving_cases import LLAMA, changed, stand_in
 
 TRUE = {"step_time": 4e-3, "sequence_time": 60e-6}
 

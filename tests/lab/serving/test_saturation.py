@@ -11,16 +11,16 @@ from lab.serving.saturation import Saturated, admission_limited, running_in_benc
 from perfmodel.validation.cases import Case, parse_case
 from perfmodel.validation.rows import CaseRow, ServingRow
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.predict import Estimators, serving_row
-from tests.validation.serving.serving_cases import LLAMA, changed
+from perfmodel.validation.validate import CasePredictor, serving_row
+from tests.validation.serving_cases import LLAMA, changed
 
 BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
-ESTIMATORS = Estimators()
+PREDICTOR = CasePredictor()
 
 
 def row_of(**values: object) -> ServingRow:
     lengths = {"input_len": 4096, "output_len": 512, "input_len_mean": None, "output_len_mean": None}
-    return serving_row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1), ESTIMATORS.predict)
+    return serving_row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1), PREDICTOR.served)
 
 
 def served(row: ServingRow, *, suspect: str = "", **measured: Any) -> ServingRow:
@@ -57,8 +57,8 @@ def test_a_run_is_saturated_where_a_tenth_of_its_clients_wait() -> None:
 
 def test_a_benchmark_that_goes_as_simulated_is_met_exactly() -> None:
     row = row_of(batch=100)
-    running = running_in_benchmark(row, ESTIMATORS)
+    running = running_in_benchmark(row, PREDICTOR)
     assert running < 0.9 * 100
-    saturation = saturation_of([served(row, ttft=1 - running / 100, request_latency=1.0)], ESTIMATORS)
+    saturation = saturation_of([served(row, ttft=1 - running / 100, request_latency=1.0)], PREDICTOR)
     assert [(run.predicted, run.running) for run in saturation.full] == [(pytest.approx(running), pytest.approx(running))]
     assert (saturation.num_others, saturation.num_limited) == (0, 0)

@@ -6,12 +6,11 @@ import pytest
 
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.judgement import summarise_serving
-from perfmodel.validation.serving.predict import serving_row
 from perfmodel.validation.tables import serving_headline, serving_tables
-from perfmodel.validation.validate import validate_cases
+from perfmodel.validation.validate import serving_row, validate_cases
 from tests.validation.published_cases import CASE as TRAINING
 from tests.validation.published_cases import write
-from tests.validation.serving.serving_cases import CASE, changed, stand_in
+from tests.validation.serving_cases import CASE, changed, stand_in
 
 
 def row_of(case):
@@ -68,7 +67,7 @@ def test_the_published_runs_are_read_whole():
     import gzip
     from pathlib import Path
 
-    with gzip.open(Path(__file__).parents[2] / "golden" / "published_serving.jsonl.gz", "rt", encoding="utf-8") as stream:
+    with gzip.open(Path(__file__).parents[1] / "golden" / "published_serving.jsonl.gz", "rt", encoding="utf-8") as stream:
         cases = [parse_case(line, number) for number, line in enumerate(stream)]
     assert len(cases) == 4501
     assert all(case.is_serving for case in cases)

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.validation.serving.cases import plan_of_serving
-from tests.validation.serving.serving_cases import LLAMA, changed
+from perfmodel.validation.serving_cases import plan_of_serving
+from tests.validation.serving_cases import LLAMA, changed
 
 BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
 

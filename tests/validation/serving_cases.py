@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import PredictedLoad, ServingPrediction, Spread
-from perfmodel.validation.serving.cases import PlannedServing
+from perfmodel.validation.serving_cases import PlannedServing
 
 LLAMA = {
     "name": "Llama-3-8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 128256,

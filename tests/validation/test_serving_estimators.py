@@ -3,14 +3,14 @@
 import json
 
 from perfmodel.validation.cases import parse_case
-from perfmodel.validation.serving.predict import Estimators, serving_row
-from tests.validation.serving.serving_cases import CASE, DEEPSEEK, changed
+from perfmodel.validation.validate import CasePredictor, serving_row
+from tests.validation.serving_cases import CASE, DEEPSEEK, changed
 
-ESTIMATORS = Estimators()
+PREDICTOR = CasePredictor()
 
 
 def row_of(case):
-    return serving_row(parse_case(json.dumps(case), 1), ESTIMATORS.as_served)
+    return serving_row(parse_case(json.dumps(case), 1), PREDICTOR.as_served)
 
 
 def test_a_run_is_predicted_within_reason_of_what_was_measured():
@@ -19,11 +19,9 @@ def test_a_run_is_predicted_within_reason_of_what_was_measured():
     assert abs(row.error("tpot")) < 0.4
 
 
-def test_runs_of_equal_engines_and_models_share_an_estimator():
-    row_of(CASE)
-    number = len(ESTIMATORS.estimators)
-    row_of(changed(batch=9))
-    assert len(ESTIMATORS.estimators) == number
+def test_runs_of_equal_engines_share_a_machine():
+    first, second = (PREDICTOR.serving_estimator(row_of(case).run) for case in (CASE, changed(batch=9)))
+    assert first.machine is second.machine
 
 
 def test_equal_prompts_meet_few_experts():

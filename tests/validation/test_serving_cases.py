@@ -4,8 +4,8 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.validation.measured import is_serving, measured_service
 from perfmodel.validation.published_models import model_of_case
-from perfmodel.validation.serving.cases import engine_of, plan_of_serving
-from tests.validation.serving.serving_cases import CASE, DEEPSEEK, LLAMA, changed
+from perfmodel.validation.serving_cases import engine_of, plan_of_serving
+from tests.validation.serving_cases import CASE, DEEPSEEK, LLAMA, changed
 
 
 def test_job_plan_and_engine_are_what_the_run_states():

@@ -1,1 +1,0 @@
-"""Validation against published serving runs: cases, their predictions and errors, by engine."""
