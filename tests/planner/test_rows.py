@@ -13,7 +13,7 @@ def test_the_frame_is_the_table_of_the_command_line(tmp_path):
     frame = result.to_frame()
     assert run(["search", *FLAGS.split(), "--chips", "8", "--top", "3", "--csv", str(tmp_path / "table.csv")]) == 0
     assert_agrees(frame, tmp_path / "table.csv")
-    baselines = [baseline.name for baseline in result.baselines if baseline.prediction]
+    baselines = [baseline.name for baseline in result.baselines if baseline.plans]
     assert list(frame["place"]) == [*map(str, result.ranking.places), *baselines]
     assert list(frame["step_time"][:3]) == [plan.step_time for plan in result.plans]
     assert frame["fits"].dtype == "bool"

@@ -19,8 +19,9 @@ from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingColumns, ServingLayout
+from perfmodel.planner.reasons import against
+from perfmodel.planner.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.planner.serving.evaluate import first_of_each
-from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -93,7 +94,7 @@ def find_pools(
             ranked.append(one)
         if len(ranked) == top or tried == _TRIED * top:
             break
-    ranked.sort(key=lambda candidate: candidate.badness(objective))
+    ranked.sort(key=objective.cost)
     return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
 
 
