@@ -37,6 +37,7 @@ from perfmodel.planner.search import search
 from perfmodel.planner.serving.disaggregation import find_pools, pools_front
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined
 from perfmodel.planner.serving.space import BASELINES, Format, Layouts, ServingSpace, baseline_layouts, layouts
+from perfmodel.search.select import front_of
 from perfmodel.workload.serving import ServingJob
 
 #: Largest number of points of the front.
@@ -281,16 +282,12 @@ class ServingPlans:
 
     def front(self, rows: LoadTable) -> tuple[FrontPoint, ...]:
         """Return the front of plans with one pool, and of plans with two pools if requested."""
-        alone, evaluator, columns = self.front_alone(rows), self.evaluator, self.admitted.columns
-        if "disaggregated" not in self.also or evaluator.job.is_static:
+        alone = self.front_alone(rows)
+        if "disaggregated" not in self.also or self.evaluator.job.is_static:
             return alone
-        job, chips = evaluator.job_of(0), evaluator.num_chips
-        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, decode=self.decode, limits=evaluator.limits)
-        front: list[FrontPoint] = []
-        for point in sorted((*alone, *apart), key=lambda point: (-point.tokens_per_second_per_user, -point.tokens_per_second_per_chip)):
-            if not front or point.tokens_per_second_per_chip > front[-1].tokens_per_second_per_chip:
-                front.append(point)
-        return tuple(front)
+        points = (*alone, *pools_front(self.evaluator, self.admitted.columns, self.decode))
+        per_user, per_chip = (np.array([getattr(p, f"tokens_per_second_per_{name}") for p in points]) for name in ("user", "chip"))
+        return tuple(points[index] for index in front_of(-per_user, -per_chip))
 
     def front_alone(self, table: LoadTable) -> tuple[FrontPoint, ...]:
         """Return the Pareto front of tokens/s per user and tokens/s per chip, over plans and loads, also if a load is given."""
@@ -348,19 +345,7 @@ class ServingPlans:
 
     def pools(self, top: int, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
         """Return the best plans of two pools, each compared with the best plan of one pool; without one, with the best of them."""
-        evaluator = self.evaluator
-        pools = find_pools(
-            evaluator.estimators[0],
-            evaluator.job_of(0),
-            self.admitted.columns,
-            num_chips=evaluator.num_chips,
-            decode=self.decode,
-            limits=evaluator.limits,
-            objective=self.objective,
-            top=min(top, MOST_POOLS),
-            price_per_hour=self.price,
-            kept=(lambda layout, clients: self.chosen.kept_layout(0, layout, clients)[0]) if self.chosen.simulates else None,
-        )
+        pools = find_pools(self.chosen, self.admitted.columns, self.decode, top=min(top, MOST_POOLS))
         return pools if best is None else tuple(replace(ranked, reason=against(ranked, best, self.objective)) for ranked in pools)
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------

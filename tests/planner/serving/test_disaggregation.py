@@ -15,6 +15,7 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import Pools, ServingLayout
 from perfmodel.planner.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
+from perfmodel.planner.serving.evaluate import Chosen, Evaluator
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from tests.planner.serving.serving_searches import searched, serving_job
 
@@ -34,10 +35,17 @@ def estimator_of(job, chips=CHIPS):
     )
 
 
-def found_pools(job, *, limits=LIMITS, space=None, **words):
-    of = estimator_of(job)
+class ByFormulas(Chosen):
+    """Plans without a simulation, as brute force predicts them."""
+
+    simulates = False
+
+
+def found_pools(job, *, limits=LIMITS, space=None, objective=ServingObjective.THROUGHPUT, of=None, **words):
+    of = of or estimator_of(job)
     columns = layouts(job.model, of.cluster, of.engine, space or ServingSpace()).columns
-    return of, find_pools(of, job, columns, num_chips=CHIPS, limits=limits, **words)
+    evaluator = Evaluator(job=job, estimators=(of,), limits=limits, num_chips=of.cluster.num_chips)
+    return of, find_pools(ByFormulas(evaluator=evaluator, objective=objective, price=0.0), columns, columns, **words)
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +152,7 @@ def test_only_workers_that_answer_share_a_cache():
     job = serving_job("deepseek-v3", "fp8-block", input_len=4096, output_len=256)
     cluster = load_cluster("hgx-h200", num_chips=32)
     of = replace(estimator_of(job), cluster=cluster, calibration=choose_calibration(cluster.chip))
-    columns = layouts(job.model, cluster, of.engine, ServingSpace(fixed={"dcp": 2})).columns
-    plans = find_pools(of, job, columns, num_chips=32)
+    _, plans = found_pools(job, limits=ServingLimits(), space=ServingSpace(fixed={"dcp": 2}), of=of)
     assert plans
     assert {(one.plan.pools.prefill.dcp, one.plan.pools.decode.dcp) for one in plans} == {(1, 2)}
 
@@ -188,7 +195,7 @@ def test_the_largest_batches_under_many_limits_are_those_under_each():
     job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256)
     of = estimator_of(job)
     columns = layouts(job.model, of.cluster, of.engine, ServingSpace()).columns
-    workers = _workers(of, job, columns, None, CHIPS)
+    workers = _workers(of, job, columns, columns, CHIPS)
     limits = np.array([1e-3, 0.02, 0.03, 0.05, np.inf])
     _, batches = workers._answers(limits)
     steps = workers._steps(workers.decode)
