@@ -19,7 +19,7 @@ from perfmodel.parallel.request import Service
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.planner.serving.launch import LaunchLine
+    from perfmodel.frameworks.engine_launch import LaunchLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -11,13 +11,13 @@ from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
+from perfmodel.frameworks.engine_launch import LaunchLine
 from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import TIMES, throughput_object, without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
 from perfmodel.planner.result import RankedPlan, ServingSearch
-from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob

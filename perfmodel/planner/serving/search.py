@@ -190,17 +190,14 @@ class ServingPlans:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        tried = self.space.batches_tried(self.engine)
-        if not self.evaluator.is_load_searched:
-            if "max_batch" in self.space.fixed:
-                return tried
-            if self.evaluator.job.rate is not None:
-                return (0,)  # a bound below the running sequences saturates a plan, and one above changes only the wait
-            return (0, *tried)
-        if "max_batch" in self.space.fixed:
-            most = self.space.fixed["max_batch"]
-            return tuple(sorted({batch for batch in self.space.batches if batch < most} | {most}))
-        return tried
+        """Clients of an attention rank if the load is searched, else bounds of its sequences; 0: the engine's own."""
+        most = self.bound or self.engine.scheduling.max_batch
+        if self.evaluator.is_load_searched:
+            return self.space.batches_up_to(most)
+        if self.bound:
+            return (self.bound,)
+        # under a rate, a bound below the running sequences saturates a plan, and one above changes only the wait
+        return (0,) if self.evaluator.job.rate is not None else (0, *self.space.batches_up_to(most))
 
     @property
     def bound(self) -> int:
