@@ -366,7 +366,7 @@ def _searches(services: list[Service], arguments: Mapping[str, Any], files: opti
     """Print the best plan of each of several searches."""
     from perfmodel.planner.rows import ranked_row
     from perfmodel.report.searches import service_search_object
-    from perfmodel.report.serving import lengths_line, searched_line, services_table
+    from perfmodel.report.serving import ServiceLine, lengths_line, services_table
     from perfmodel.verbs.searching import search_service
     from perfmodel.verbs.serving.predict import answered_each
 
@@ -388,7 +388,11 @@ def _searches(services: list[Service], arguments: Mapping[str, Any], files: opti
         job = first.best.prediction.job
         under = f", under {first.conditions.limits}" if str(first.conditions.limits) else ""
         yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
-        lines = [searched_line(asked, result) for asked, result, _ in results]
+        fits = "meets" if first.conditions.limits.given() else "fits"
+        lines = [
+            ServiceLine(asked=asked, verdict="no plan") if result is None else ServiceLine(asked=asked, verdict=fits, result=result.best)
+            for asked, result, _ in results
+        ]
         yield services_table(lines, shows_load=first.conditions.is_load_searched, shows_chips=services[0].request.chips is None)
         for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)

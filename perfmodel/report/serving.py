@@ -17,7 +17,7 @@ from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import TIMES, throughput_object, without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
-from perfmodel.planner.result import RankedPlan, ServingSearch
+from perfmodel.planner.result import RankedPlan
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
@@ -336,13 +336,6 @@ def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | Non
         idle_chips=0,
     )
     return ServiceLine(asked=asked, result=result, verdict=short_verdict(prediction, limits))
-
-
-def searched_line(asked: Mapping[str, Any], result: ServingSearch | None) -> ServiceLine:
-    """Return the row of the best plan of one of several searches; `result` is None if no plan fits and meets the limits."""
-    if result is None:
-        return ServiceLine(asked=asked, verdict="no plan")
-    return ServiceLine(asked=asked, result=result.best, verdict="meets" if result.conditions.limits.given() else "fits")
 
 
 def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
