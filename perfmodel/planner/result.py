@@ -149,7 +149,7 @@ class ServingLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedLoads:
+class ServingConditions:
     """Conditions of plans of a service.
 
     num_chips          given chips
@@ -358,7 +358,7 @@ class SearchResult(Generic[PlanT, PointT, ObjectiveT, ConditionsT]):
 
     def to_frame(self) -> DataFrame:
         """Return the table of `--csv`, in SI units: a row for each plan, best first; of training plans also one for each baseline."""
-        if isinstance(self.conditions, ServedLoads):
+        if isinstance(self.conditions, ServingConditions):
             return data_frame(service_rows(cast("ServingSearch", self)))
         return data_frame(training_rows(cast("TrainingSearch", self)))
 
@@ -377,4 +377,4 @@ class SearchResult(Generic[PlanT, PointT, ObjectiveT, ConditionsT]):
 
 
 TrainingSearch: TypeAlias = SearchResult[Prediction, Prediction, Objective, MemoryBudget]
-ServingSearch: TypeAlias = SearchResult[RankedPlan, FrontPoint, ServingObjective, ServedLoads]
+ServingSearch: TypeAlias = SearchResult[RankedPlan, FrontPoint, ServingObjective, ServingConditions]

@@ -28,7 +28,7 @@ from perfmodel.planner.result import (
     PlanRanking,
     RankedPlan,
     SearchResult,
-    ServedLoads,
+    ServingConditions,
     ServingLimits,
     ServingObjective,
     ServingSearch,
@@ -164,7 +164,7 @@ class ServingPlans:
         verdict = self.chosen.as_simulated(rows).verdict
         return SearchResult(
             objective=self.objective,
-            conditions=ServedLoads(
+            conditions=ServingConditions(
                 limits=evaluator.limits,
                 num_chips=evaluator.num_chips,
                 is_load_searched=evaluator.is_load_searched,
