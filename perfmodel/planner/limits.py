@@ -2,7 +2,7 @@
 
 Each question fixes the given knobs and varies one quantity; the other knobs are searched. Memory rises with the quantity, so a bisection
 over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`), on a mixed cluster one
-search (`search_mixed`).
+search (`MixedPlans`).
 """
 
 from __future__ import annotations

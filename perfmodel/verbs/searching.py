@@ -67,7 +67,7 @@ def search_in(
 
     run    the training run, which some objectives are of
     also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
-           front of `search_plans`; exhaustive: every plan is evaluated, also those that cannot win
+           front of `UniformPlans`; exhaustive: every plan is evaluated, also those that cannot win
     """
     from perfmodel.frameworks.ensemble import framework_ensemble
     from perfmodel.planner.result import Objective
