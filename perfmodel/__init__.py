@@ -60,7 +60,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.verbs.limits": ("find_limits",),
     "perfmodel.verbs.rows": ("prediction_rows",),
     "perfmodel.verbs.serving.predict": ("serve", "serve_operators", "serve_plan", "serve_several"),
-    "perfmodel.verbs.serving.search": ("find_serving",),
+    "perfmodel.verbs.searching": ("find_serving",),
     "perfmodel.frameworks.engine": ("Engine", "list_engines", "load_engine"),
     "perfmodel.parallel.serving.plan": ("Pools", "ServingLayout", "ServingPlan"),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),

@@ -36,8 +36,7 @@ from perfmodel.parallel.serving.prediction import ServingPrediction as ServingPr
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
-from perfmodel.planner.result import SearchResult
-from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.planner.result import ServingSearch, TrainingSearch
 from perfmodel.planner.sizing import SizedRun as SizedRun, Sizing as Sizing
 from perfmodel.report.advice import Advice
 from perfmodel.report.page import Report as Report
@@ -307,7 +306,7 @@ def find_plans(  # type: ignore[overload-overlap]
     any_framework: bool = False,
     exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
-) -> SearchResult:
+) -> TrainingSearch:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
@@ -417,7 +416,7 @@ def find_plans(
     any_framework: bool = False,
     exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
-) -> tuple[SearchResult, ...]:
+) -> tuple[TrainingSearch, ...]:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
@@ -1659,7 +1658,7 @@ def find_serving(
     top: int = 10,
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
-) -> ServingSearchResult:
+) -> ServingSearch:
     """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
@@ -1763,7 +1762,7 @@ def trace_plan(
     """
 
 def write_report(
-    plans: Plan | str | Path | SearchResult | Sequence[Plan | str | Path],
+    plans: Plan | str | Path | TrainingSearch | Sequence[Plan | str | Path],
     *,
     out: str | Path,
 ) -> Report:

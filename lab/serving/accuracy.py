@@ -27,7 +27,7 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.parallel.interval import METRICS, interval_factors
-from perfmodel.planner.serving.result import LIMIT_HEADROOM
+from perfmodel.planner.result import LIMIT_HEADROOM
 from perfmodel.validation.judgement import summarise_serving
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.run_labels import by_label

@@ -62,7 +62,7 @@ def engines(
 
 def supported(engine: Engine) -> dict[str, Any]:
     """Return the features of an engine, besides tensor and pipeline parallelism, which all engines have."""
-    from perfmodel.planner.serving.launch import can_launch
+    from perfmodel.frameworks.engine_launch import can_launch
 
     return {
         "chunked_prefill": engine.scheduling.has_chunks,

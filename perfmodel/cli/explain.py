@@ -132,9 +132,9 @@ def compare(
 
 
 def _compare_services(plans: list[str], output: Output) -> None:
+    from perfmodel.parallel.rows import serving_row
     from perfmodel.report.predictions import short_names
-    from perfmodel.report.serving import serving_object
-    from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
+    from perfmodel.report.serving import predicted_line, services_table, serving_object
     from perfmodel.verbs.serving.predict import serve_plan
 
     predictions = [serve_plan(plan) for plan in plans]

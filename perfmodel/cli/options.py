@@ -23,7 +23,7 @@ from perfmodel.report.document import Text
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.serving.plan import ServingPlan
-    from perfmodel.planner.result import SearchResult
+    from perfmodel.planner.result import TrainingSearch
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun
 
@@ -73,7 +73,7 @@ class Files:
 
             write_plan(plan, self.save)
 
-    def write_page(self, shown: SearchResult | Sequence[Plan | str | Path]) -> None:
+    def write_page(self, shown: TrainingSearch | Sequence[Plan | str | Path]) -> None:
         """Write the page of plans, or of the best plan of a search, to the file of `--report`."""
         if self.report is not None:
             from perfmodel.verbs.reporting import write_report

@@ -28,7 +28,7 @@ from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
-    from perfmodel.planner.result import SearchResult
+    from perfmodel.planner.result import TrainingSearch
     from perfmodel.verbs.searching import Also
     from perfmodel.verbs.setting import Setting
     from perfmodel.verbs.training import AskedRun
@@ -92,7 +92,7 @@ def search(
     """
     from perfmodel.foundation.values import read_integer
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
-    from perfmodel.planner.rows import search_rows
+    from perfmodel.planner.rows import training_rows
     from perfmodel.verbs.confidence import interval_in
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import searches_object
@@ -126,7 +126,7 @@ def search(
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
-    results: list[tuple[Setting, SearchResult]] = []
+    results: list[tuple[Setting, TrainingSearch]] = []
     if len(requests) > 1:
         check_names(requests)
     failures: list[NotPredicted] = []
@@ -172,7 +172,7 @@ def search(
             [Notes(read)] if read else (),
         ),
         rows=lambda: chain.from_iterable(
-            search_rows(result, tokens=num_tokens, interval_of=partial(interval_in, setting) if interval else None)
+            training_rows(result, tokens=num_tokens, interval_of=partial(interval_in, setting) if interval else None)
             for setting, result in results
         ),
     )
@@ -191,7 +191,7 @@ def search(
     return EXIT_NOTHING_FITS
 
 
-def _search_once(setting: Setting, knobs: Knobs, maximum: dict[str, int], **rule: Any) -> tuple[SearchResult, bool]:
+def _search_once(setting: Setting, knobs: Knobs, maximum: dict[str, int], **rule: Any) -> tuple[TrainingSearch, bool]:
     """Return the result, and whether Ctrl-C ended the search early with the best plans so far."""
     from perfmodel.verbs.searching import search_in
 
@@ -206,7 +206,7 @@ def _search_once(setting: Setting, knobs: Knobs, maximum: dict[str, int], **rule
 
 
 def _blocks(
-    results: list[tuple[Setting, SearchResult]],
+    results: list[tuple[Setting, TrainingSearch]],
     failures: list[NotPredicted],
     *,
     run: AskedRun | None,
@@ -217,7 +217,8 @@ def _blocks(
         yield from _one_blocks(*results[0], run=run, interval=interval, output=output)
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
-    from perfmodel.report.searches import search_line, value_cells
+    from perfmodel.report.search_tables import value_cells
+    from perfmodel.report.searches import search_line
     from perfmodel.verbs.confidence import interval_in, need_intervals
 
     best = [result.plans[0] for _, result in results if result.plans]
@@ -245,17 +246,10 @@ def setting_words(setting: Setting) -> dict[str, str]:
 _SHOWN = ("job", "layers", "plan", "framework", "runs in", "based on")
 
 
-def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
+def _one_blocks(setting: Setting, result: TrainingSearch, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
-    from perfmodel.report.searches import (
-        baselines_table,
-        certainty_table,
-        plans_table,
-        rejected_table,
-        search_details,
-        search_line,
-        search_notes,
-    )
+    from perfmodel.report.search_tables import baselines_table, certainty_table, plans_table, rejected_table
+    from perfmodel.report.searches import search_details, search_line, search_notes
     from perfmodel.report.training_run import run_facts
     from perfmodel.verbs.confidence import interval_in, need_intervals
     from perfmodel.verbs.exporting import runs_in

@@ -19,7 +19,7 @@ from perfmodel.parallel.request import Service
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.planner.serving.launch import LaunchLine
+    from perfmodel.frameworks.engine_launch import LaunchLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -188,8 +188,8 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
 
 def _several(services: list[Service], wanted: WantedWords, files: options.Files, output: Output) -> int:
     from perfmodel.hardware.cluster_text import short_name
-    from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
-    from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
+    from perfmodel.parallel.rows import serving_row
+    from perfmodel.report.serving import lengths_line, limits_object, predicted_line, services_table, serving_object, verdict_text
     from perfmodel.verbs.serving.predict import limits_of, served_several
 
     answers, limits = served_several(services), limits_of(wanted.limits())
@@ -227,6 +227,7 @@ def _predict(
     read: Sequence[str],
 ) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
+    from perfmodel.parallel.rows import serving_row
     from perfmodel.report.serving import (
         launch_object,
         limits_object,
@@ -238,7 +239,6 @@ def _predict(
         verdict_line,
         verdict_text,
     )
-    from perfmodel.report.serving_rows import serving_row
     from perfmodel.verbs.serving.predict import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(service)
@@ -315,22 +315,22 @@ def _run(service: Service, output: Output) -> None:
 
 
 def _search(service: Service, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:
-    from perfmodel.report.serving import launch_object
-    from perfmodel.report.serving_rows import search_rows
-    from perfmodel.report.serving_searches import (
+    from perfmodel.planner.rows import service_rows
+    from perfmodel.report.search_tables import service_tables
+    from perfmodel.report.searches import (
         best_line,
-        search_details,
-        search_facts,
-        search_line,
-        search_notes,
-        search_object,
-        search_tables,
+        service_search_details,
+        service_search_facts,
+        service_search_line,
+        service_search_notes,
+        service_search_object,
     )
+    from perfmodel.report.serving import launch_object
+    from perfmodel.verbs.searching import search_service
     from perfmodel.verbs.serving.predict import launch_of, limits_of
-    from perfmodel.verbs.serving.search import search_asked
 
-    setting, result = search_asked(service, **arguments)
-    line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
+    setting, result = search_service(service, **arguments)
+    line, launch = service_search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     files.save_plan(result.best.plan)
     files.draw(lambda figures: figures.front_figure(result, line))
     if files.report is not None:
@@ -342,13 +342,13 @@ def _search(service: Service, arguments: Mapping[str, Any], command_line: str, f
         )
 
     def blocks() -> Iterator[Block]:
-        yield Facts(best_line(result), [("job", line), *search_facts(result)])
-        yield from search_tables(result, with_pools=arguments["disaggregated"])
+        yield Facts(best_line(result), [("job", line), *service_search_facts(result)])
+        yield from service_tables(result, with_pools=arguments["disaggregated"])
         yield from _launch_blocks(launch)
-        yield Notes([*search_notes(result), *setting.notes], search_details(result))
+        yield Notes([*service_search_notes(result), *setting.notes], service_search_details(result))
 
     document = Document(
-        content=lambda: {**search_object(result), "launch": launch_object(launch)}, blocks=blocks, rows=lambda: search_rows(result)
+        content=lambda: {**service_search_object(result), "launch": launch_object(launch)}, blocks=blocks, rows=lambda: service_rows(result)
     )
     files.finish(document, output)
 
@@ -364,30 +364,36 @@ def _command(config: str, *records: Any, **flags: bool) -> str:
 
 def _searches(services: list[Service], arguments: Mapping[str, Any], files: options.Files, output: Output) -> None:
     """Print the best plan of each of several searches."""
-    from perfmodel.report.serving import lengths_line
-    from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
-    from perfmodel.report.serving_searches import search_object
+    from perfmodel.planner.rows import ranked_row
+    from perfmodel.report.searches import service_search_object
+    from perfmodel.report.serving import ServiceLine, lengths_line, services_table
+    from perfmodel.verbs.searching import search_service
     from perfmodel.verbs.serving.predict import answered_each
-    from perfmodel.verbs.serving.search import search_asked
 
-    results = answered_each(services, lambda service: search_asked(service, **arguments)[1])
+    results = answered_each(services, lambda service: search_service(service, **arguments)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:
         best = [result.best for _, result, _ in results if result is not None]
-        kinds = ["aggregated" if ranked.plan.pools is None else "disaggregated" for ranked in best]
-        return [*(ranked_row(ranked, rank=1, kind=kind) for ranked, kind in zip(best, kinds, strict=True)), *none]
+        return [*(ranked_row(ranked, 1) for ranked in best), *none]
 
     def content() -> dict[str, Any]:
-        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in results if result is not None], "not_found": none}
+        return {
+            "searches": [{**asked, **service_search_object(result)} for asked, result, _ in results if result is not None],
+            "not_found": none,
+        }
 
     def blocks() -> Iterator[Block]:
         first = next(result for _, result, _ in results if result is not None)
         job = first.best.prediction.job
-        under = f", under {first.limits}" if str(first.limits) else ""
+        under = f", under {first.conditions.limits}" if str(first.conditions.limits) else ""
         yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
-        lines = [searched_line(asked, result) for asked, result, _ in results]
-        yield services_table(lines, shows_load=first.is_load_searched, shows_chips=services[0].request.chips is None)
+        fits = "meets" if first.conditions.limits.given() else "fits"
+        lines = [
+            ServiceLine(asked=asked, verdict="no plan") if result is None else ServiceLine(asked=asked, verdict=fits, result=result.best)
+            for asked, result, _ in results
+        ]
+        yield services_table(lines, shows_load=first.conditions.is_load_searched, shows_chips=services[0].request.chips is None)
         for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 

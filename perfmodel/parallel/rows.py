@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.parallel.plan import plan_facts
+from perfmodel.parallel.serving.plan import COLUMNS
 from perfmodel.parallel.training_run import training_cost, training_time
 
 if TYPE_CHECKING:
     from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import NotPredicted, Prediction
+    from perfmodel.parallel.serving.prediction import ServingPrediction
 
+TIMES = ("ttft", "tpot", "inter_token", "request_latency")
+"""Times of a request, each with its spread over requests."""
+
+_PERCENTILES = ("mean", "p50", "p90", "p99")
 _JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile", "settings")
 
 
@@ -60,3 +67,64 @@ def not_predicted_row(failure: NotPredicted) -> dict[str, Any]:
 def without_total(memory: Mapping[str, float]) -> dict[str, float]:
     """Return the classes of a memory."""
     return {name: size for name, size in memory.items() if name != "total"}
+
+
+def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
+    """Return job, plan, results, decode-step parts and memory classes as one row."""
+    job, plan = prediction.job, prediction.plan.to_dict()
+    degrees = {name: plan.get(name) for name in COLUMNS}
+    row: dict[str, Any] = {
+        "model": job.model.name,
+        "cluster": prediction.cluster,
+        "chips": prediction.plan.num_chips,
+        "input_len": job.input_len.most,
+        "input_len_least": job.input_len.least,
+        "output_len": job.output_len.most,
+        "output_len_least": job.output_len.least,
+        **picked(job, "concurrency rate prefix_hit"),
+        "engine": prediction.plan.engine,
+        "quantization": job.quantization.name,
+        "kv_precision": str(job.kv_precision),
+        **degrees,
+        "workers": plan.get("workers", ""),
+        "fits": prediction.fits,
+        "fits_load": prediction.load.fits,
+        "is_saturated": prediction.load.is_saturated,
+    }
+    for name in TIMES:
+        spread = getattr(prediction, name)
+        row |= {name if which == "mean" else f"{name}_{which}": _finite(getattr(spread, which)) for which in _PERCENTILES}
+    row |= throughput_object(prediction) | {
+        "queued": _finite(prediction.load.queued),
+        "memory_total": prediction.memory["total"],
+        "memory_usable": prediction.memory_usable,
+    }
+    row |= interval_bounds(prediction.intervals)
+    row |= {f"time_{part}": time for part, time in prediction.parts.items()}
+    row |= {f"memory_{kind}": size for kind, size in without_total(prediction.memory).items()}
+    return row | {"notes": "; ".join(prediction.notes), "reason": ""}
+
+
+def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
+    """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
+    costs = prediction.costs
+    return {
+        **picked(prediction, "tokens_per_second_per_chip tokens_per_second_per_user requests_per_second"),
+        "goodput": prediction.load.goodput,
+        "price_per_hour": costs.price_per_hour or None,
+        "cost_per_million_tokens": costs.cost_per_million,
+        "energy_per_million_tokens": costs.energy_per_million,
+        "carbon_per_million_tokens": costs.carbon_per_million,
+        **picked(prediction.load, "running queued"),
+        **picked(prediction, "max_sequences decode_step prefill_time"),
+    }
+
+
+def interval_bounds(intervals: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+    return {
+        f"{name}_{end}": _finite(bound) for name, bounds in intervals.items() for end, bound in zip(("low", "high"), bounds, strict=True)
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -2,7 +2,7 @@
 
 Each question fixes the given knobs and varies one quantity; the other knobs are searched. Memory rises with the quantity, so a bisection
 over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`), on a mixed cluster one
-search (`search_mixed`).
+search (`MixedPlans`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from perfmodel.hardware.cluster_text import chips_text, in_proportion
 from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.planner.mixed import search_mixed
+from perfmodel.planner.mixed import MixedPlans
+from perfmodel.planner.search import search
+from perfmodel.planner.uniform.search import UniformPlans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.planner.uniform.tables import KeptTables
@@ -136,7 +138,8 @@ class Prober:
         return self.passes[key]
 
     def _searched(self, estimator: MixedEstimator, space: Space, question: Question, guide: Plan | None) -> Probe:
-        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+        plans = UniformPlans(estimator=estimator, space=space, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+        result = search(MixedPlans(uniform=plans), top=1)
         fastest = [prediction.plan for prediction in result.plans[:1]]
         nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
         least = [prediction.plan for prediction in nearest[:1]]

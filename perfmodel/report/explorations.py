@@ -9,12 +9,11 @@ from typing import Any
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_quantity, format_time
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.rows import prediction_row
+from perfmodel.parallel.rows import prediction_row, serving_row
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities, Waterfall
 from perfmodel.report.predictions import short_plan_text, workload_line
 from perfmodel.report.serving import service_line, short_layout
-from perfmodel.report.serving_rows import serving_row
 from perfmodel.report.table import Table, bar, percent, table_of, table_of_rows
 from perfmodel.uncertainty.sensitivity import STEP
 

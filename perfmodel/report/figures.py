@@ -21,8 +21,7 @@ from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total
-from perfmodel.planner.result import SearchResult
-from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.planner.result import ServingSearch, TrainingSearch
 from perfmodel.report.predictions import degrees_line, workload_line
 from perfmodel.report.serving import short_layout
 from perfmodel.report.table import words
@@ -88,18 +87,18 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     return figure
 
 
-def search_figure(result: SearchResult) -> Figure:
+def search_figure(result: TrainingSearch) -> Figure:
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
-    baselines = [baseline for baseline in result.baselines if baseline.prediction]
-    shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in baselines)]
+    baselines = [baseline for baseline in result.baselines if baseline.plans]
+    shown = [*result.plans, *result.pareto, *(baseline.plans[0] for baseline in baselines)]
     scale, unit = time_scale(max(prediction.step_time for prediction in shown))
 
     def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
         return [plan.memory["total"] / GIB for plan in predictions], [plan.step_time * scale for plan in predictions]
 
     memory, time = points(sorted(result.pareto, key=lambda prediction: prediction.memory["total"]))
-    shown_times = points([*result.plans, *(baseline.prediction[0] for baseline in baselines if baseline.fits)])[1]
+    shown_times = points([*result.plans, *(baseline.plans[0] for baseline in baselines if baseline.plans[0].fits)])[1]
     top = max(1.1 * max(shown_times), 1.3 * min(shown_times))
     name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
     axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
@@ -109,15 +108,15 @@ def search_figure(result: SearchResult) -> Figure:
     best = result.plans[0]
     name = f"best: {degrees_line(best.plan)}"
     axes.plot(*points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=name, zorder=5)
-    capacity = (1.0 - result.memory.headroom) * result.memory.usable / GIB
+    capacity = (1.0 - result.conditions.headroom) * result.conditions.usable / GIB
     for marker, baseline in zip("sD^v", baselines, strict=False):
-        fits = "" if baseline.fits else " (does not fit)"
-        where, when = points(baseline.prediction)
+        fits = "" if baseline.plans[0].fits else " (does not fit)"
+        where, when = points(baseline.plans)
         if when[0] > top:  # only in the legend
             where, when, fits = [], [], f"{fits}: {when[0]:.3g} {unit}"
         elif where[0] > _WIDEST_MEMORY * capacity:
             where, when, fits = [], [], f" (does not fit: {where[0]:,.0f} GiB)"
-        name, edge, fill = f"{baseline.name}{fits}", "#009E73", "#009E73" if baseline.fits else "white"
+        name, edge, fill = f"{baseline.name}{fits}", "#009E73", "#009E73" if baseline.plans[0].fits else "white"
         axes.plot(where, when, marker, color=fill, markeredgecolor=edge, markeredgewidth=1.5, markersize=8, label=name, zorder=4)
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
     usable, in_axes = f"usable: {capacity:.3g} GiB ", axes.get_xaxis_transform()
@@ -370,10 +369,10 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     return figure
 
 
-def front_figure(result: ServingSearchResult, title: str) -> Figure:
+def front_figure(result: ServingSearch, title: str) -> Figure:
     """Return the Pareto front of a search, its best plan and its baselines: one colour and marker per layout."""
     figure = new_figure(width=9.0, height=5.6)
-    axes = figure.add_subplot()
+    axes, limits = figure.add_subplot(), result.conditions.limits
     spots = [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in result.pareto]
     axes.plot(*zip(*spots, strict=True), color="#BBBBBB", linewidth=1.0, zorder=1)
     layouts: dict[str, list[tuple[float, float]]] = {}
@@ -386,15 +385,15 @@ def front_figure(result: ServingSearchResult, title: str) -> Figure:
         axes.scatter(per_user, per_chip, s=26, color=colour, marker=marker, label=label if index < _NAMED else None, zorder=2)
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
-        ("best under the limits" if result.limits.given() else "best", result.best, "*"),
+        ("best under the limits" if limits.given() else "best", result.best, "*"),
         *((f"baseline: {baseline.name}", baseline.plans[0], "x") for baseline in result.baselines if baseline.plans),
     ]:
         spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
         axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)
         names.append((name, spot))
-    if result.limits.tpot is not None:
-        limit = 1.0 / result.limits.tpot
-        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * result.limits.tpot:.3g} ms")
+    if limits.tpot is not None:
+        name = f"TPOT limit: {1e3 * limits.tpot:.3g} ms"
+        axes.axvline(1.0 / limits.tpot, color="#D55E00", linewidth=1.0, linestyle="--", label=name)
     axes.set(xlabel="output tokens/s per user", ylabel="output tokens/s per chip")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, loc="upper right")

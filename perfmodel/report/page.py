@@ -21,9 +21,8 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.explain import Explanation
-from perfmodel.planner.result import SearchResult
-from perfmodel.planner.serving.result import ServingSearchResult
-from perfmodel.report import predictions, searches, serving, serving_searches
+from perfmodel.planner.result import ServingSearch, TrainingSearch
+from perfmodel.report import predictions, search_tables, searches, serving
 from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, PASS_COLOURS, SERVING_COLOURS, time_scale
@@ -75,7 +74,7 @@ def plan_report(
     sources: Table,
     plan_text: str,
     commands: Sequence[str],
-    result: SearchResult | None = None,
+    result: TrainingSearch | None = None,
 ) -> Report:
     """Return the page of a plan, or of a search and its best plan.
 
@@ -228,20 +227,20 @@ def _scatter(marks: Sequence[Mark], like: Prediction) -> Markup:
     return scatter(marks, MARK_COLOURS, ("peak memory of a chip [GiB]", "step time [s]"), limit=like.memory_usable / GIB)
 
 
-def _search_parts(result: SearchResult) -> Iterator[Part]:
+def _search_parts(result: TrainingSearch) -> Iterator[Part]:
     kinds = [(f"plan {i}", kind.prediction) for i, kind in enumerate(result.ranking.kinds, 1)]  # numbered as in the table
-    baselines = [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
+    baselines = [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.plans]
     marks = [_mark(prediction, "plan 1" if name == "plan 1" else "best plans", name) for name, prediction in kinds]
     marks += [_mark(prediction, "Pareto front", is_front=True) for prediction in result.pareto]
     marks += [_mark(prediction, "without a search" if prediction.fits else _UNFIT, name) for name, prediction in baselines]
     yield _scatter(marks, kinds[0][1])
-    yield searches.plans_table(result)
+    yield search_tables.plans_table(result)
     if result.baselines:
-        yield searches.baselines_table(result)
+        yield search_tables.baselines_table(result)
     if any(certainty.prediction for certainty in result.certainty):
-        yield searches.certainty_table(result)
+        yield search_tables.certainty_table(result)
     yield Notes([*searches.search_notes(result), *searches.search_details(result)])
-    yield searches.rejected_table(result)
+    yield search_tables.rejected_table(result)
 
 
 def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
@@ -307,7 +306,7 @@ def service_report(
     start: Sequence[Block],
     command: str,
     sources: Table,
-    result: ServingSearchResult | None = None,
+    result: ServingSearch | None = None,
     more_notes: Sequence[str] = (),
 ) -> Report:
     """Return the page of a service, or of a search and its best plan.
@@ -319,8 +318,8 @@ def service_report(
     """
     summary: list[Part] = [Facts("", serving.service_facts(prediction, limits, verbose=True)), Notes(serving.shown_notes(prediction))]
     if result is not None:
-        summary.append(Facts("The search", serving_searches.search_facts(result)))
-        summary.append(Notes([*serving_searches.search_notes(result), *more_notes]))
+        summary.append(Facts("The search", searches.service_search_facts(result)))
+        summary.append(Notes([*searches.service_search_notes(result), *more_notes]))
     sections: Sections = {"Summary": summary}
     if prediction.fits:
         text = times_like(prediction.decode_step)
@@ -337,7 +336,7 @@ def service_report(
     sections["Assumptions and sources"] = [table_of("Basis of the numbers", "part | ~based on", basis), sources]
     sections["Reproduce"] = [Command(command)]
     title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
-    verdict = serving.verdict_line(prediction, limits) if result is None else serving_searches.best_line(result)
+    verdict = serving.verdict_line(prediction, limits) if result is None else searches.best_line(result)
     cards = _service_cards(prediction) if prediction.fits else ()
     return make_report("service" if result is None else "service search", title, verdict, cards, sections)
 
@@ -354,7 +353,7 @@ def _service_cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, st
         yield "cost", f"{prediction.costs.cost_per_million:,.2f} USD", "a million output tokens"
 
 
-def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
+def _service_search_parts(result: ServingSearch) -> Iterator[Part]:
     marks = []
     for point in result.pareto:
         kind = "keeps the limits" if point.meets else "breaks a limit"
@@ -367,12 +366,12 @@ def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
         prediction = plan.prediction
         text = f"{name}: {serving.short_layout(plan.plan.layout)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
         marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
-    limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
+    limit = 1.0 / result.conditions.limits.tpot if result.conditions.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = ("output tokens/s for a user", "output tokens/s a chip")
     yield scatter(marks, MARK_COLOURS, labels, limit=limit, limit_text="TPOT limit", is_whole=True)
-    yield from serving_searches.search_tables(result, with_pools=bool(result.disaggregated))
-    yield Notes(serving_searches.search_details(result))
+    yield from search_tables.service_tables(result, with_pools=bool(result.disaggregated))
+    yield Notes(searches.service_search_details(result))
 
 
 def _times(ttft: float, tpot: float) -> str:

@@ -1,23 +1,21 @@
-"""Search results as tables, lines and the `--json` object."""
+"""Searches as lines and the `--json` object, of training plans and of plans of a service."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
-from perfmodel.parallel.algebra.rules import rule_labels
-from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
-from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import FittingChange, Objective, SearchResult
+from perfmodel.planner.result import FittingChange, RankedPlan, ServingObjective, ServingSearch, TrainingSearch
 from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import (
     PLAN_LEGEND,
@@ -26,19 +24,18 @@ from perfmodel.report.predictions import (
     plan_cells,
     plan_line,
     prediction_object,
-    short_plan_text,
 )
-from perfmodel.report.table import Table, bytes_like, percent, table_of, table_of_rows, times_like
-from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
+from perfmodel.report.search_tables import UNABLE_MARK, budgets_differ, plans_table, relative_to_best
+from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object
+from perfmodel.report.table import Table, bytes_like, percent, rate, table_of, times_like
 from perfmodel.report.trust import trust_object
+from perfmodel.workload.serving import ServingJob
 
 #: Most values of a knob in the line of nearly equal plans.
 _ALIKE_VALUES = 3
-#: Mark of the name of a plan that the assumed framework cannot run.
-_MARK = "*"
 
 
-def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
+def search_object(result: TrainingSearch, *, tokens: float = 0.0) -> dict[str, Any]:
     """Return the result as the `--json` object, in SI units."""
 
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
@@ -58,12 +55,12 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         )
     return {
         **picked(result, "objective num_evaluated num_feasible num_tight rejected left_out search_time interrupted"),
-        "memory_capacity": result.memory.capacity,
-        "memory_usable": result.memory.usable,
-        "memory_headroom": result.memory.headroom,
-        "risk": result.memory.risk,
+        "memory_capacity": result.conditions.capacity,
+        "memory_usable": result.conditions.usable,
+        "memory_headroom": result.conditions.headroom,
+        "risk": result.conditions.risk,
         "certainty": certainties,
-        "least_time": result.least_time if math.isfinite(result.least_time) else None,
+        "least_time": result.ranking.least_time if math.isfinite(result.ranking.least_time) else None,
         "ties": ranking.ties,
         "expectation": {"best": expectation.best, "first": expectation.first} if (expectation := ranking.expectation) else None,
         "plans": [
@@ -71,8 +68,8 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
             for plan, rank, value in zip(described(result.plans), ranking.places, ranking.values or [None] * len(result.plans), strict=True)
         ],
         "baselines": {
-            baseline.name: prediction_object(baseline.prediction[0], tokens=tokens) | {"means": MEANINGS[baseline.name]}
-            if baseline.prediction
+            baseline.name: prediction_object(baseline.plans[0], tokens=tokens) | {"means": baseline.meaning}
+            if baseline.plans
             else {"fits": False, "reason": baseline.reason}
             for baseline in result.baselines
         },
@@ -83,26 +80,11 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
     }
 
 
-def certainty_table(result: SearchResult) -> Table:
-    """Return the table of the fastest plan at each risk of running out of memory."""
-    best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
-    step = times_like(min(best, default=1.0))
-    rows: list[tuple[str, ...]] = []
-    for certainty in result.certainty:
-        cells: tuple[str, ...] = ("-", "-", "-", "none")
-        for prediction in certainty.prediction:
-            slower, share = _relative_to_best(prediction.step_time, best[0]), probability_cell(prediction.fits_probability)
-            cells = (step(prediction.step_time), slower, share, short_plan_text(prediction.plan))
-        rows.append((percent(certainty.risk), *cells))
-    columns = f">risk | >step time | >slower | >{PROBABILITY} | ~plan"
-    return table_of("Fastest plan at each risk of running out of memory", columns, rows)
-
-
-def search_line(result: SearchResult) -> str:
+def search_line(result: TrainingSearch) -> str:
     rate, speed = result.num_evaluated / max(result.search_time, 1e-9), ""
     if result.search_time > 0.05 and rate >= 1e3:  # else the search was too short to measure it
         speed = f", {rate / 1e6:.1f} million a second" if rate >= 1e6 else f", {rate / 1e3:.0f} thousand a second"
-    budget = result.memory
+    budget = result.conditions
     memory = f"{format_bytes(budget.usable)} usable"
     if budget.risk is not None or budget.headroom:
         memory += f" {headroom_words(budget.headroom, budget.risk)}"
@@ -112,99 +94,7 @@ def search_line(result: SearchResult) -> str:
     )
 
 
-#: Objective of the whole training run -> column header and format of its value.
-_VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
-    Objective.COST: ("run USD", lambda value: f"{value:,.0f}"),
-    Objective.ENERGY: ("run MWh", lambda value: f"{value / JOULES_OF_A_MEGAWATT_HOUR:,.1f}"),
-    Objective.GOODPUT_TIME: ("run days", lambda value: f"{value:,.1f}"),
-}
-
-
-def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list[str]]:
-    """Return the column of an objective of the whole training run, header -> cells; empty for other objectives."""
-    if objective not in _VALUES:
-        return {}
-    header, text = _VALUES[objective]
-    return {header: [text(value) for value in values]}
-
-
-def plans_table(result: SearchResult) -> Table:
-    """Return the table of the best plans, one row per group of nearly equal plans.
-
-    Only knobs that differ have a column; the caption lists the others. Columns that repeat information of others are on wide pages only.
-    """
-    best = result.plans[0].step_time if result.plans else 0.0
-    kinds = result.ranking.kinds
-    shown = [kind.prediction for kind in kinds]
-    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory.usable)
-    positions = [kind.position for kind in kinds]
-    ranks = []  # `1-3` for the first three of a tie
-    for position in positions:
-        first, tied = positions.index(position) + 1, positions.count(position)
-        ranks.append(f"{first}-{first + tied - 1}" if tied > 1 else str(first))
-    cuts = _cut_cells([prediction.plan for prediction in shown])
-    unit = size(result.memory.usable).rpartition(" ")[2]
-    of_run = value_cells(result.objective, [kind.value for kind in kinds if kind.value is not None])
-    rows, knobs = [], []
-    for index, (rank, prediction) in enumerate(zip(ranks, shown, strict=True)):
-        knobs.append(plan_cells(prediction.plan) | {header: cells[index] for header, cells in cuts.items()})
-        rows.append(
-            {"plan": f"{index + 1}{_MARK if prediction.not_runnable else ''}"}
-            | {header: cells[index] for header, cells in of_run.items()}
-            | _result_cells(prediction, best, step, size)
-            | knobs[index]
-            | {"place": rank, "TFLOP/s": f"{prediction.tflops_per_chip:,.0f}", "fits": fits_cell(prediction.verdict)}
-        )
-    shared = [name for name in knobs[0] if len({row[name] for row in rows}) == 1] if len(rows) > 1 else []
-    same = [f"{name} {rows[0][name]}" for name in shared if rows[0][name] not in ("-", "")]
-    return table_of_rows(
-        "Best plans",
-        [{name: cell for name, cell in row.items() if name not in shared} for row in rows],
-        caption=f"in every row: {', '.join(same)}" if same else "",
-        right=(*of_run, "step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
-        optional=("place", "TFLOP/s", "fits", "MFU", "vs 1", "sp", "rules", "schedule"),
-    )
-
-
-def _cut_cells(plans: Sequence[Plan]) -> dict[str, list[str]]:
-    """Return the column of the rule sets, header -> cells: the form of context parallelism if they differ in no more; empty by default."""
-    labels = {rule_labels(plan.rules) for plan in plans} - {""}
-    if labels - {*ULYSSES_RULES}:
-        return {"rules": [plan.rule_set for plan in plans]}
-    return {"cp form": [ULYSSES if plan.rule_set in labels else "-" for plan in plans]} if labels else {}
-
-
-def baselines_table(result: SearchResult) -> Table:
-    """Return the table of the baselines, including slower and non-fitting ones."""
-    best = result.plans[0].step_time if result.plans else 0.0
-    shown = [baseline.prediction[0] for baseline in result.baselines if baseline.prediction]
-    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory.usable)
-    unit = size(result.memory.usable).rpartition(" ")[2]
-    results = ("step time", "vs 1", "MFU", unit, PROBABILITY)
-    rows = []
-    for baseline in result.baselines:
-        if baseline.prediction:
-            prediction = baseline.prediction[0]
-            name, cells = f"{baseline.name}{_MARK if prediction.not_runnable else ''}", _result_cells(prediction, best, step, size)
-            rows.append({"baseline": name} | cells | {"plan": short_plan_text(prediction.plan)})
-        else:
-            rows.append({"baseline": baseline.name} | dict.fromkeys(results, "-") | {"plan": f"no such plan: {baseline.reason}"})
-    return table_of_rows("Without a search", rows, right=results, fold=("plan",), optional=("MFU", "vs 1"))
-
-
-def _result_cells(prediction: Prediction, best: float, step: Callable[[float], str], size: Callable[[float], str]) -> dict[str, str]:
-    """Return the results of a plan as cells by header. best: step time of the first plan [s]."""
-    memory, _, unit = size(prediction.memory["total"]).rpartition(" ")
-    return {
-        "step time": step(prediction.step_time),
-        "vs 1": _relative_to_best(prediction.step_time, best),
-        "MFU": percent(prediction.mfu_palm),
-        unit: memory,
-        PROBABILITY: probability_cell(prediction.fits_probability),
-    }
-
-
-def other_lines(result: SearchResult) -> list[str]:
+def other_lines(result: TrainingSearch) -> list[str]:
     """Return the lines below the table: nearly equal plans of each plan, and axis orders unless all are the default."""
     orders: dict[tuple[str, ...], list[str]] = {}
     for name, prediction in _named_plans(result):
@@ -239,7 +129,7 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
     }
 
 
-def ties_line(result: SearchResult) -> str:
+def ties_line(result: TrainingSearch) -> str:
     """Return the explanation of ties, or why the first plan is not the fastest."""
     if (expectation := result.ranking.expectation) is not None:
         is_unknown = result.plans[0].plan.framework.name == GENERIC
@@ -253,29 +143,29 @@ def ties_line(result: SearchResult) -> str:
         return ""
     by_memory = str(result.objective) == "memory"
     first = "has" if by_memory else "most likely fits, then has"
-    least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.least_time)})"
+    least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.ranking.least_time)})"
     return (
         f"plans within {percent(result.ranking.ties)} tie (--ties): plan 1 {first} the fewest "
         f"forms of parallelism, then the least {'time' if by_memory else 'memory'}{least}"
     )
 
 
-def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
+def _named_plans(result: TrainingSearch) -> list[tuple[str, Prediction]]:
     """Return the best plans by number, then the baselines by name."""
     best = [(str(number), kind.prediction) for number, kind in enumerate(result.ranking.kinds, 1)]
-    return best + [(baseline.name, baseline.prediction[0]) for baseline in result.baselines if baseline.prediction]
+    return best + [(baseline.name, baseline.plans[0]) for baseline in result.baselines if baseline.plans]
 
 
-def not_runnable_lines(result: SearchResult) -> list[str]:
+def not_runnable_lines(result: TrainingSearch) -> list[str]:
     """Return the footnotes of plans that the assumed framework cannot run, one per reason."""
     names: dict[str, list[str]] = {}
     for name, prediction in _named_plans(result):
         if prediction.not_runnable:
             names.setdefault(f"not a plan for this framework: {prediction.not_runnable}", []).append(name)
-    return [f"{_MARK} {', '.join(plans)}: {reason}" for reason, plans in names.items()]
+    return [f"{UNABLE_MARK} {', '.join(plans)}: {reason}" for reason, plans in names.items()]
 
 
-def any_framework_line(result: SearchResult) -> str:
+def any_framework_line(result: TrainingSearch) -> str:
     """Return the gain of a search without the framework's limits; empty if there is none."""
     if not result.any_framework:
         return ""
@@ -292,7 +182,7 @@ def any_framework_line(result: SearchResult) -> str:
     return f"--any-framework: {gain} with what {framework} cannot run ({other.not_runnable})"
 
 
-def search_notes(result: SearchResult) -> list[str]:
+def search_notes(result: TrainingSearch) -> list[str]:
     """Return the notes on the tables, most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
@@ -303,37 +193,19 @@ def search_notes(result: SearchResult) -> list[str]:
     ]
 
 
-def search_details(result: SearchResult) -> list[str]:
+def search_details(result: TrainingSearch) -> list[str]:
     """Return the `--verbose` notes: nearly equal plans and meanings of the baselines."""
-    return [*other_lines(result), *baselines_lines(result)]
+    return [*other_lines(result), *(f"{baseline.name}: {baseline.meaning}" for baseline in result.baselines if baseline.plans)]
 
 
-def baselines_lines(result: SearchResult) -> list[str]:
-    """Return the meaning of each baseline."""
-    return [f"{baseline.name}: {MEANINGS[baseline.name]}" for baseline in result.baselines if baseline.prediction]
-
-
-def _relative_to_best(time: float, best: float) -> str:
-    if not best or time == best:
-        return "-"
-    change = time / best - 1.0
-    return f"{'+' if change > 0 else '-'}{percent(abs(change))}"
-
-
-def rejected_table(result: SearchResult) -> Table:
-    rows = [(f"{count:,}", "plans", reason) for reason, count in result.rejected.items()]
-    rows += [(f"{count:,}", "layouts", reason) for reason, count in result.left_out.items()]
-    return table_of("Rejected plans and layouts", ">count | of | ~reason", rows)
-
-
-def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
+def nothing_fits_line(result: TrainingSearch, *, given: bool) -> str:
     """Return one sentence: least memory of any plan against the usable memory, and the remedies."""
     least = result.least_memory[0]
     remedies = list(map(_remedy_text, result.remedies))
     remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
     if given and not remedies:
         remedy += ", or free some of the knobs that were given"
-    memory = result.memory
+    memory = result.conditions
     free = f" {headroom_words(memory.headroom, memory.risk)}" if memory.headroom or memory.risk else ""
     ranks = "a larger --risk" if memory.risk else "--memory-headroom 0"
     tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
@@ -395,7 +267,7 @@ def neighbours_table(explanation: Explanation) -> Table:
         if prediction is not None:
             cells = (
                 step(prediction.step_time),
-                _relative_to_best(prediction.step_time, step_time),
+                relative_to_best(prediction.step_time, step_time),
                 size(prediction.memory["total"]),
                 fits_cell(prediction.verdict),
                 probability_cell(prediction.fits_probability),
@@ -407,3 +279,102 @@ def neighbours_table(explanation: Explanation) -> Table:
 
 def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
+
+
+# --- plans of a service ----------------------------------------------------------------------------------------------
+
+_WANTED = {
+    ServingObjective.THROUGHPUT: "most output tokens/s a chip",
+    ServingObjective.LATENCY: "least latency of a request",
+    ServingObjective.COST: "least cost of an output token",
+}
+
+
+def service_search_line(job: ServingJob, result: ServingSearch, cluster: str) -> str:
+    load = "the best load for each plan" if result.conditions.is_load_searched else load_text(job)
+    return f"{job.model.name}, {lengths_line(job)}, {load}, on {chips_text(result.conditions.num_chips)} of {short_name(cluster)}"
+
+
+def service_search_facts(result: ServingSearch) -> list[tuple[str, str]]:
+    rejected = [f"{count:,} {reason}" for reason, count in sorted(result.rejected.items(), key=lambda item: -item[1])]
+    left_out = [f"{count:,} {reason}" for reason, count in sorted(result.left_out.items(), key=lambda item: -item[1])]
+    limits = str(result.conditions.limits)
+    spare = f", each with {percent(result.conditions.limits.headroom)} to spare" if limits and result.conditions.limits.headroom else ""
+    price = f"{result.conditions.price_per_hour:,.2f} USD an hour for a chip" if result.conditions.price_per_hour else ""
+    facts = [
+        ("objective", _WANTED[result.objective] + (f", under {limits}" if limits else "") + spare),
+        ("plans", f"{result.num_evaluated:,} evaluated in {format_time(result.search_time)}, {result.num_feasible:,} feasible"),
+        ("rejected", "; ".join(rejected)),
+        ("left out", "; ".join(left_out)),
+        ("price", price),
+        *energy_facts(result.best.prediction.costs),
+        *basis_facts(result.best.prediction),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def service_search_details(result: ServingSearch) -> list[str]:
+    """Return the `--verbose` notes: why each plan is not the best, and the meaning or the broken limit of each baseline."""
+    reasons = [f"plan {rank}: {ranked.reason}" for rank, ranked in enumerate(result.plans, 1) if ranked.reason]
+    return [*reasons, *(f"{baseline.name}: {baseline.reason or baseline.meaning}" for baseline in result.baselines)]
+
+
+def best_line(result: ServingSearch) -> str:
+    """Return the best plan and its figures in one line."""
+    best = result.best
+    prediction = best.prediction
+    in_flight, cost = prediction.job.concurrency, best.cost_per_million
+    figures = [
+        f"{rate(best.tokens_per_second_per_chip)} output tokens/s a chip",
+        *([f"{in_flight:,} {'request' if in_flight == 1 else 'requests'} in flight"] if in_flight is not None else []),
+        f"TTFT {format_time(prediction.ttft.mean)}",
+        f"TPOT {format_time(prediction.tpot.mean)}",
+        *([f"{cost:,.2f} USD a million output tokens"] if cost is not None else []),
+    ]
+    return f"The best plan: {best.plan.label()}; {', '.join(figures)}"
+
+
+def service_search_notes(result: ServingSearch) -> list[str]:
+    again = result.best.plan.pools
+    fits = [] if result.num_feasible else ["no aggregated plan meets the limits; those below are disaggregated"]
+    batched = "batched: most tokens of a step (max_num_batched_tokens of vLLM); the engine's default where none is named"
+    pools = f"`perfmodel serve --workers {again.text}` predicts this plan by itself" if again is not None else ""
+    return [text for text in (*fits, batched if budgets_differ(result) else "", pools) if text]
+
+
+def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
+    return {
+        **serving_object(ranked.prediction),
+        "intervals": {name: list(interval) for name, interval in ranked.intervals.items()},
+        "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
+        "cost_per_million_tokens": ranked.cost_per_million,
+        **picked(ranked, "idle_chips meets reason"),
+    }
+
+
+def service_search_object(result: ServingSearch) -> dict[str, Any]:
+    """Return the `--json` object: the keys of `search --json`, and `pareto`."""
+    return {
+        "objective": str(result.objective),
+        "limits": result.conditions.limits.given() | ({"p99": True} if result.conditions.limits.is_p99 else {}),
+        "limit_headroom": result.conditions.limits.headroom,
+        "chips": result.conditions.num_chips,
+        **picked(result, "num_evaluated num_feasible rejected left_out search_time"),
+        "plans": list(map(ranked_object, result.plans)),
+        "disaggregated": list(map(ranked_object, result.disaggregated)),
+        "best": ranked_object(result.best),
+        "baselines": {
+            baseline.name: {
+                **picked(baseline, "meaning reason"),
+                **(ranked_object(baseline.plans[0]) if baseline.plans else {"fits": False}),
+            }
+            for baseline in result.baselines
+        },
+        "pareto": [
+            {"plan": {"engine": result.best.plan.engine, **point.layout.to_dict()}, **picked(point, _POINT)} for point in result.pareto
+        ],
+        "price_per_hour": result.conditions.price_per_hour or None,
+    }
+
+
+_POINT = "quantization kv_precision concurrency tokens_per_second_per_user tokens_per_second_per_chip ttft tpot meets"

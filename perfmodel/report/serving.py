@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
+from perfmodel.frameworks.engine_launch import LaunchLine
 from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.framework_ref import flags_text
-from perfmodel.parallel.rows import without_total
+from perfmodel.parallel.rows import TIMES, throughput_object, without_total
 from perfmodel.parallel.serving.plan import Pools, ServiceLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
-from perfmodel.planner.serving.launch import LaunchLine
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, times_like, words
+from perfmodel.planner.result import RankedPlan
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
-TIMES = ("ttft", "tpot", "inter_token", "request_latency")
-"""Times of a request, each with its spread over requests."""
 
 
 def lengths_line(job: ServingJob) -> str:
@@ -265,21 +264,6 @@ def operator_object(row: OperatorRow) -> dict[str, Any]:
     return picked(row, "name phase shape calls flops bytes intensity ridge time bound") | {"crossover_rows": row.crossover or None}
 
 
-def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
-    costs = prediction.costs
-    return {
-        **picked(prediction, "tokens_per_second_per_chip tokens_per_second_per_user requests_per_second"),
-        "goodput": prediction.load.goodput,
-        "price_per_hour": costs.price_per_hour or None,
-        "cost_per_million_tokens": costs.cost_per_million,
-        "energy_per_million_tokens": costs.energy_per_million,
-        "carbon_per_million_tokens": costs.carbon_per_million,
-        **picked(prediction.load, "running queued"),
-        **picked(prediction, "max_sequences decode_step prefill_time"),
-    }
-
-
 def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
     """Return the prediction as the `--json` object, in SI units."""
     job, speculation = prediction.job, prediction.job.speculation
@@ -319,3 +303,103 @@ def launch_object(lines: Sequence[LaunchLine]) -> list[dict[str, Any]]:
         | {"config_name": line.config_name or None, "notes": list(line.notes)}
         for line in lines
     ]
+
+
+_HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLine:
+    """A row of a table of services.
+
+    asked    request fields that differ between rows
+    result   plan of a search or of the request; None without a result
+    """
+
+    asked: Mapping[str, Any]
+    verdict: str
+    result: RankedPlan | None = None
+
+    @property
+    def plan(self) -> str:
+        return "" if self.result is None else short_layout(self.result.plan.layout)
+
+
+def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
+    """Return the row of one of several requests; `prediction` is None if it failed."""
+    if prediction is None:
+        return ServiceLine(asked=asked, verdict="not predicted")
+    result = RankedPlan(
+        prediction=prediction,
+        tokens_per_second_per_chip=prediction.tokens_per_second_per_chip,
+        cost_per_million=prediction.costs.cost_per_million,
+        idle_chips=0,
+    )
+    return ServiceLine(asked=asked, result=result, verdict=short_verdict(prediction, limits))
+
+
+def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
+    """Return one row per request: varied fields, plan, figures and verdict.
+
+    shows_load, shows_chips   show the load or chip count that the search chose
+    """
+    varied = [name for name in lines[0].asked if name != "tp"] if lines else []
+    has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
+    has_cost = any(line.result is not None and line.result.cost_per_million is not None for line in lines)
+    right = ("chips", "in flight", "requests/s", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
+
+    def shown(name: str, value: object) -> str:
+        if value is None:
+            return "as fits" if name in ("concurrency", "rate") else ""
+        return short_name(str(value)) if name == "cluster" else str(value)
+
+    rows = []
+    for line in lines:
+        result = line.result
+        row = {_HEADERS.get(name, name): shown(name, line.asked[name]) for name in varied}
+        if shows_chips:
+            row["chips"] = f"{result.plan.num_chips + result.idle_chips:,}" if result else ""
+        if has_plan:
+            row["plan"] = f"tp {line.asked['tp']}" if result is None and line.asked.get("tp") else line.plan
+        if shows_load:
+            row["in flight"] = load_cell(result) if result else ""
+        fitting = result if result is not None and result.prediction.fits else None
+        row |= {
+            "TTFT": time_cell(fitting.prediction.ttft.mean) if fitting else "",
+            "TPOT": time_cell(fitting.prediction.tpot.mean) if fitting else "",
+            "tok/s/chip": f"{fitting.tokens_per_second_per_chip:,.0f}" if fitting else "",
+            "tok/s/user": f"{fitting.prediction.tokens_per_second_per_user:,.1f}" if fitting else "",
+        }
+        if has_cost:
+            row["USD/M"] = cost_cell(fitting) if fitting else ""
+        rows.append(row | {"verdict": line.verdict})
+    return table_of_rows(f"{len(lines)} services", rows, right=right, fold=("plan", "verdict"), optional=("USD/M", "tok/s/user"))
+
+
+def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
+    """Return a short verdict: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
+    if not prediction.fits:
+        return "does not fit"
+    if prediction.load.is_saturated and prediction.job.rate is not None:
+        return "cannot keep up"
+    missed = [words(name) for name, result in limits_object(prediction, limits).items() if not result["kept_by_mean"]]
+    if missed:
+        return f"misses {', '.join(missed)}"
+    waits = "" if prediction.load.fits else ", some wait"
+    return ("meets" if limits else "fits") + waits
+
+
+def load_cell(result: RankedPlan) -> str:
+    """Return the concurrency of a plan; empty for a rate."""
+    concurrency = result.prediction.job.concurrency
+    return "" if concurrency is None else f"{concurrency:,}"
+
+
+def time_cell(time: float) -> str:
+    """Return a mean latency; it grows without bound where more requests come than are answered."""
+    return format_time(time) if math.isfinite(time) else "endless"
+
+
+def cost_cell(result: RankedPlan) -> str:
+    """Return the cost of a million output tokens; empty without a known price."""
+    return "" if result.cost_per_million is None else f"{result.cost_per_million:,.2f}"

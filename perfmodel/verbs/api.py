@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.results import Comparison, Measurement
     from perfmodel.planner.explain import Explanation
-    from perfmodel.planner.result import FittingChange, SearchResult
+    from perfmodel.planner.result import FittingChange, TrainingSearch
     from perfmodel.validation.judgement import ValidationResult
     from perfmodel.workload.routing import RoutingCounts
 
@@ -122,7 +122,7 @@ def find_plans(
     any_framework: bool = False,
     exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
-) -> SearchResult | tuple[SearchResult, ...]:
+) -> TrainingSearch | tuple[TrainingSearch, ...]:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.

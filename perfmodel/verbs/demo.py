@@ -27,8 +27,9 @@ from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import Comparison
-from perfmodel.planner.result import SearchResult
-from perfmodel.planner.search import search_plans
+from perfmodel.planner.result import TrainingSearch
+from perfmodel.planner.search import search
+from perfmodel.planner.uniform.search import UniformPlans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
@@ -96,7 +97,7 @@ class DemoResult:
 
     job: TrainingJob
     calibration: Calibration
-    search: SearchResult
+    search: TrainingSearch
     rows: tuple[DemoRow, ...]
     pairs_apart: int
     pairs_right: int
@@ -111,7 +112,7 @@ class DemoResult:
         return max(abs(row.comparison.time_error) for row in self.rows)
 
 
-def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Prediction]]]:
+def demo_plans(estimator: Estimator) -> tuple[TrainingSearch, list[tuple[str, Prediction]]]:
     """Return the search over the full space, and the best plan of each well-known form; a plan of two forms has both names."""
     no_recompute: dict[str, Any] = {"recompute": "none"}
     flat = {"pp": 1, "tp": 1, "cp": 1, **no_recompute}
@@ -127,11 +128,12 @@ def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Pred
         ("pipeline parallel", {"pp": NUM_RANKS, **no_recompute}),
         ("data parallel, recomputing", {**flat, "dp_replicate": NUM_RANKS, "recompute": "full"}),
     ]
-    search: SearchResult | None = None
+    full: TrainingSearch | None = None
     plans: list[tuple[str, Prediction]] = []
     for name, fixed in forms:
-        result = search_plans(estimator, Space(fixed=fixed), top=20, also=("front",) if fixed else ("baselines", "front"))
-        search = search or result
+        also = ("front",) if fixed else ("baselines", "front")
+        result = search(UniformPlans(estimator=estimator, space=Space(fixed=fixed), also=also), top=20)
+        full = full or result
         runnable = [prediction for prediction in result.plans if not executable_reason(prediction.plan, NUM_RANKS)]
         if not runnable:
             continue
@@ -141,8 +143,8 @@ def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Pred
             plans.append((name, best))
         else:
             plans[same] = (f"{plans[same][0]} = {name}", plans[same][1])
-    assert search is not None
-    return search, plans
+    assert full is not None
+    return full, plans
 
 
 def run_demo(
@@ -229,7 +231,7 @@ def ordered_pairs(predicted: Sequence[float], measured: Sequence[float], tie: fl
 def summarise(
     job: TrainingJob,
     calibration: Calibration,
-    search: SearchResult,
+    search: TrainingSearch,
     names: Sequence[str],
     comparisons: Sequence[Comparison],
     measured: Measured,

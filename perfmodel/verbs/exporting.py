@@ -18,13 +18,13 @@ from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
+from perfmodel.frameworks.engine_launch import LaunchLine, family_of, launch_lines
 from perfmodel.frameworks.profile import GENERIC, load_profile
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request, Service
 from perfmodel.parallel.serving.plan import DEGREES, ServingLayout
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig

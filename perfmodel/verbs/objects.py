@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.cost.training_run import TrainingRun
 from perfmodel.parallel.prediction import NotPredicted
 from perfmodel.parallel.request import Request
-from perfmodel.planner.result import FittingChange, SearchResult
+from perfmodel.planner.result import FittingChange, TrainingSearch
 from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import confidence_object, prediction_object
 from perfmodel.verbs.confidence import Confidence, confidence_in, interval_in, need_intervals
@@ -59,7 +59,7 @@ def one_object(
 
 
 def searches_object(
-    results: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
+    results: list[tuple[Setting, TrainingSearch]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
 ) -> dict[str, Any]:
     """Return the object of one search, or of several settings. failures: combinations that could not be searched."""
     from perfmodel.report.searches import search_object

@@ -6,9 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.trace import Detail, rank_timelines
@@ -20,9 +18,8 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.planner.result import AlikePlans, Expectation, MemoryBudget, Objective, PlanRanking, SearchResult
-from perfmodel.planner.search import alike_kinds
-from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.planner.result import Expectation, MemoryBudget, Objective, SearchResult, ServingSearch, TrainingSearch
+from perfmodel.planner.ties import ranking_of
 from perfmodel.report.document import Block
 from perfmodel.report.page import Report, comparison_report, plan_report, service_report, sources_table
 from perfmodel.report.predictions import short_names
@@ -34,7 +31,7 @@ from perfmodel.verbs.tracing import checked_ranks
 from perfmodel.workload.config import TransformerConfig
 
 
-def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
+def write_report(plans: Plan | Name | TrainingSearch | Sequence[Plan | Name], *, out: str | Path) -> Report:
     """Write the prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
 
     plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
@@ -85,7 +82,7 @@ def write_service_report(
     limits: Mapping[str, float],
     start: Sequence[Block],
     command: str,
-    search: ServingSearchResult | None = None,
+    search: ServingSearch | None = None,
 ) -> None:
     """Write the page of a service; see `perfmodel.report.page.service_report`."""
     estimator = setting.estimator
@@ -104,7 +101,7 @@ def write_service_report(
     write_atomically(out, page.html)
 
 
-def read_search(path: str | Path) -> SearchResult:
+def read_search(path: str | Path) -> TrainingSearch:
     """Return the result of a training search from the file of `search --json`. Its plans are predicted again."""
     text = read_text(path, "JSON file")
     try:
@@ -120,22 +117,24 @@ def read_search(path: str | Path) -> SearchResult:
         entries = data[name] if isinstance(data[name], list) else [data[name]]
         return tuple(predict_plan(plan_from_dict(entry["plan"], where=str(path)), **rule) for entry in entries if entry)
 
-    objective, places = Objective(data["objective"]), tuple(entry["place"] for entry in data["plans"])
+    objective = Objective(data["objective"])
     by_plan = {prediction.plan: prediction for prediction in predicted("plans")}
-    costs = [plan.memory["total"] if objective is Objective.MEMORY else plan.step_time for plan in by_plan.values()]
-    kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
-    converted: dict[str, Any] = {
-        "objective": objective,
-        "plans": tuple(by_plan.values()),
-        "ranking": PlanRanking(
-            places=places,
-            ties=data["ties"],
-            kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
+    return SearchResult(
+        objective=objective,
+        conditions=MemoryBudget(risk=data["risk"], **{name: data[f"memory_{name}"] for name in ("capacity", "usable", "headroom")}),
+        plans=tuple(by_plan.values()),
+        ranking=ranking_of(
+            [(objective.cost(prediction), plan) for plan, prediction in by_plan.items()],
+            data["ties"],
+            len(by_plan),
+            by_plan.__getitem__,
+            places=tuple(entry["place"] for entry in data["plans"]),
             expectation=Expectation(**data["expectation"]) if data["expectation"] else None,
+            least_time=data["least_time"] or math.inf,
         ),
-        "memory": MemoryBudget(risk=data["risk"], **{name: data[f"memory_{name}"] for name in ("capacity", "usable", "headroom")}),
-        "least_time": data["least_time"] or math.inf,
-        **{name: predicted(name) for name in ("pareto", "least_memory", "any_framework")},
-        **dict.fromkeys(("baselines", "certainty", "remedies"), ()),
-    }
-    return SearchResult(**{field.name: data[field.name] for field in fields(SearchResult) if field.name in data} | converted)
+        baselines=(),
+        pareto=predicted("pareto"),
+        least_memory=predicted("least_memory"),
+        any_framework=predicted("any_framework"),
+        **{name: data[name] for name in ("num_evaluated", "num_feasible", "rejected", "left_out", "search_time", "interrupted")},
+    )

@@ -1,21 +1,24 @@
-"""Search of a setting: the space of open knobs, the reason of an empty space, and the smallest changes that fit."""
+"""Searches for training plans and plans of a service: spaces of open knobs, reasons of empty ones, and the smallest changes that fit."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_headroom import check_headroom
-from perfmodel.foundation.values import check_progress, choice_of, read_integer, text_of
-from perfmodel.foundation.words import words_of
+from perfmodel.foundation.values import check_progress, choice_of, read_integer, several, share, text_of
+from perfmodel.foundation.words import Words, read_words, takes, words_of
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.parallel.algebra.rules import check_agrees
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
+from perfmodel.parallel.request import Service
+from perfmodel.parallel.serving.plan import COLUMNS
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.settable import small_loss
 from perfmodel.verbs.setting import (
@@ -32,9 +35,13 @@ if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.remedies import RemedyConditions
-    from perfmodel.planner.result import FittingChange, SearchResult
+    from perfmodel.planner.result import FittingChange, RankedPlan, ServingSearch, TrainingSearch
+    from perfmodel.planner.serving.search import NothingFoundError, ServingPlans
+    from perfmodel.planner.serving.space import Format, ServingSpace
     from perfmodel.planner.uniform.space import Space
+    from perfmodel.verbs.serving.setting import ServingSetting
     from perfmodel.verbs.training import AskedRun
+    from perfmodel.workload.serving import ServingJob
 
 Also = Literal["remedies", "beyond", "baselines", "front", "exhaustive"]
 #: Additional results of an interactive search.
@@ -55,16 +62,17 @@ def search_in(
     any_framework: bool = False,
     also: tuple[Also, ...] = ALSO,
     progress: Callable[[float], bool | None] | None = None,
-) -> SearchResult:
+) -> TrainingSearch:
     """Search a setting; see `find_plans`.
 
     run    the training run, which some objectives are of
     also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
-           front of `search_plans`; exhaustive: every plan is evaluated, also those that cannot win
+           front of `UniformPlans`; exhaustive: every plan is evaluated, also those that cannot win
     """
     from perfmodel.frameworks.ensemble import framework_ensemble
-    from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
+    from perfmodel.planner.search import search
+    from perfmodel.planner.uniform.search import UniformPlans
     from perfmodel.planner.uniform.tables import KeptTables
 
     check_headroom(memory_headroom)
@@ -73,49 +81,32 @@ def search_in(
     check_objective(objective, setting, run)
     top = read_integer(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
-    space = replace(space, is_pruned="exhaustive" not in also)
-    asked: dict[str, Any] = {
-        "objective": objective,
-        "top": top,
-        "memory_headroom": memory_headroom,
-        "risk": risk,
-        "ties": ties,
-        "attention": attention,
-        "progress": progress,
-    }
-    kept_tables = KeptTables(keeps_microbatches=True, spaces=setting.kept_spaces)
+    wanted = {*also} - ({"beyond"} if any_framework else set())
+    plans = UniformPlans(
+        estimator=setting.estimator,
+        space=replace(space, is_pruned="exhaustive" not in also),
+        objective=objective,
+        memory_headroom=memory_headroom,
+        risk=risk,
+        ties=ties,
+        attention=attention,
+        also=wanted | {"baselines"} if ties else wanted,  # a baseline may be the best among the ties
+        ensemble=framework_ensemble(setting.estimator.profile) if ties and not setting.cluster.pools else (),
+        progress=progress,
+        kept_tables=KeptTables(keeps_microbatches=True, spaces=setting.kept_spaces),
+    )
     if setting.cluster.pools:
-        from perfmodel.cost.mixed import mixed_estimator
-        from perfmodel.planner.mixed import search_mixed
+        from perfmodel.planner.mixed import MixedPlans
 
-        result = search_mixed(mixed_estimator(setting.estimator), space, **asked)
+        result = search(MixedPlans(uniform=plans), top=top)
     else:
-        from perfmodel.planner.search import search_plans
-
-        ensemble = framework_ensemble(setting.estimator.profile) if ties else ()
-        wanted = {"baselines", *also} if ties else {*also}  # a baseline may be the best among the ties
-        result = search_plans(setting.estimator, space, ensemble=ensemble, kept_tables=kept_tables, also=wanted, **asked)
+        result = search(plans, top=top)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
-    if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):
-        least = result.least_time
-        if result.objective is Objective.MEMORY:  # a lower bound of the memory of every plan that fits [byte]
-            least = result.plans[0].memory["total"] / (1.0 + result.ranking.ties) if result.plans else math.inf
-        beyond = beyond_framework(
-            setting.estimator,
-            space,
-            best=result.plans[:1],
-            least=least,
-            objective=result.objective,
-            memory_headroom=memory_headroom,
-            risk=risk,
-            attention=attention,
-            kept_tables=kept_tables,
-        )
-        result = replace(result, any_framework=beyond)
-
     if "remedies" in also and not (result.plans or result.interrupted):
-        remedies = search_remedies(setting, knobs, maximum, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+        from perfmodel.planner.remedies import remedies_of_search
+
+        remedies = remedies_of_search(_asked(setting, memory_headroom, risk, any_framework), space, attention)
         result = replace(result, remedies=remedies)
 
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
@@ -128,9 +119,10 @@ def search_in(
         ranking=replace(result.ranking, kinds=kinds),
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
-        baselines=tuple(replace(baseline, prediction=named(baseline.prediction)) for baseline in result.baselines),
+        baselines=tuple(replace(baseline, plans=named(baseline.plans)) for baseline in result.baselines),
         any_framework=named(result.any_framework),
         certainty=tuple(replace(alternative, prediction=named(alternative.prediction)) for alternative in result.certainty),
+        remedies=tuple(replace(change, prediction=annotated(change.prediction, setting)) for change in result.remedies),
     )
     return with_run_values(result, setting, run)
 
@@ -188,7 +180,7 @@ def check_frameworks(*, only_runnable: bool, any_framework: bool) -> None:
         raise bad_field("any_framework", "true", "contradicts only_runnable=true", "leave one of them out")
 
 
-def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult, *, any_framework: bool) -> str:
+def _why_empty(setting: Setting, knobs: Knobs, result: TrainingSearch, *, any_framework: bool) -> str:
     """Return the reason of an empty space: the rule that the given knobs violate by themselves, else the rules that exclude all layouts."""
     if knobs.dp_replicate and not (knobs.dp_shard or knobs.zero or knobs.dp or knobs.fsdp):
         # a search leaves the remaining degrees open; a single plan must assign them
@@ -227,23 +219,6 @@ def remedies_in(
     return tuple(replace(change, prediction=annotated(change.prediction, setting)) for change in changes)
 
 
-def search_remedies(
-    setting: Setting,
-    knobs: Knobs,
-    maximum: Mapping[str, int],
-    *,
-    memory_headroom: float | None = None,
-    risk: float | None = None,
-    any_framework: bool = False,
-) -> tuple[FittingChange, ...]:
-    """Return the smallest changes with which some plan of a search would fit, if none does."""
-    from perfmodel.planner.remedies import remedies_of_search
-
-    space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
-    changes = remedies_of_search(_asked(setting, memory_headroom, risk, any_framework), space, attention)
-    return tuple(replace(change, prediction=annotated(change.prediction, setting)) for change in changes)
-
-
 def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> RemedyConditions:
     from perfmodel.planner.remedies import RemedyConditions
 
@@ -273,3 +248,179 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
         risk=risk,
         any_framework=any_framework,
     )
+
+
+# --- plans of a service ----------------------------------------------------------------------------------------------
+
+
+@takes(service=Words(Service, needed="model cluster input_len output_len"))
+def find_serving(
+    *,
+    service: Service,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
+    request_latency: float | str | None = None,
+    p99: bool = False,
+    limit_headroom: float | str | None = None,
+    objective: str = "throughput",
+    top: int = 10,
+    quantizations: Sequence[str] = (),
+    disaggregated: bool = False,
+) -> ServingSearch:
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
+
+    ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
+    limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
+    objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
+    quantizations   formats of weights that may be used; none: the model's own
+    disaggregated   also plans with separate prefill and decode workers
+    Knobs that are given are fixed. Without concurrency and rate each plan runs at its best load; with one of them and without chips the
+    search uses the fewest chips that sustain it.
+    """
+    return search_service(
+        service,
+        limits={"ttft": ttft, "tpot": tpot, "request_latency": request_latency},
+        p99=p99,
+        limit_headroom=limit_headroom,
+        objective=objective,
+        top=top,
+        quantizations=quantizations,
+        disaggregated=disaggregated,
+    )[1]
+
+
+def search_service(
+    service: Service,
+    *,
+    limits: Mapping[str, Any],
+    p99: bool,
+    limit_headroom: float | str | None = None,
+    objective: str,
+    top: int,
+    quantizations: Sequence[str] = (),
+    disaggregated: bool = False,
+) -> tuple[ServingSetting, ServingSearch]:
+    """Return the result of `find_serving` with its setting."""
+    from perfmodel.planner.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
+    from perfmodel.planner.search import search
+    from perfmodel.planner.serving.search import NothingFoundError, find_fewest_chips, serving_plans
+    from perfmodel.planner.serving.space import ServingSpace
+    from perfmodel.verbs.serving.predict import limits_of, priced
+    from perfmodel.verbs.serving.setting import serving_setting
+
+    asked, knobs = service.request, service.knobs
+    if knobs.workers is not None:
+        raise bad_field("workers", knobs.workers, "is what a search finds", "leave it out and give --disaggregated")
+    is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
+    setting = serving_setting(service.having({"chips": 1}) if is_sized else service)
+    setting, formats = _formats_allowed(setting, several(quantizations))
+    headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
+    of, space = setting.estimator, ServingSpace(fixed=read_words(knobs, *COLUMNS), formats=formats)
+    plans_of = partial(
+        serving_plans,
+        calibration=of.calibration,
+        engine=of.engine,
+        limits=ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
+        objective=choice_of(ServingObjective, objective, "objective"),
+        price_per_hour=setting.price,
+    )
+    top = read_integer(top, "top")
+    if is_sized:
+        chips = find_fewest_chips(setting.job, of.cluster, lambda cluster: plans_of(setting.job, cluster, space=space))
+        setting, _ = _formats_allowed(serving_setting(service.having({"chips": chips})), several(quantizations))
+        note = f"chips: not given; {chips:,} are the fewest that hold the load"
+        setting = replace(setting, notes=(*setting.notes, note))
+    also = ("baselines", "front", "remedies", *(["disaggregated"] if disaggregated else []))
+    try:
+        result = search(plans_of(setting.job, setting.estimator.cluster, space=space, also=also), top=top)
+    except NothingFoundError as error:
+        would = _changes_that_fit(setting, service, formats) if not error.fits else _changes_within_limits(setting, space, plans_of, error)
+        raise (NothingFoundError(f"{error.summary}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
+
+    def all_priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
+        return tuple(replace(ranked, prediction=priced(setting, ranked.prediction)) for ranked in plans)
+
+    baselines = tuple(replace(baseline, plans=all_priced(baseline.plans)) for baseline in result.baselines)
+    return setting, replace(result, plans=all_priced(result.plans), disaggregated=all_priced(result.disaggregated), baselines=baselines)
+
+
+def _changes_that_fit(setting: ServingSetting, service: Service, formats: Sequence[Format]) -> str:
+    """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
+    from perfmodel.parallel.framework_ref import flags_text
+    from perfmodel.verbs.serving.predict import serve_asked
+
+    narrowest = min((quantization for quantization, _ in formats), key=lambda quantization: quantization.weight_bytes, default=None)
+    narrowed = {"quantization": narrowest.name} if narrowest else {}
+    try:
+        remedies = serve_asked(service.having({"chips": setting.num_chips, **narrowed}))[1].remedies
+    except InputError:
+        remedies = ()
+    renamed = {"quantization": "allow"} if formats else {}
+    changes = (
+        {renamed.get(name, name): value for name, value in change.items() if name != "tp" or service.knobs.tp is not None}
+        for change in remedies
+    )
+    return " or ".join(map(flags_text, changes))
+
+
+def _changes_within_limits(
+    setting: ServingSetting, space: ServingSpace, plans_of: Callable[..., ServingPlans], error: NothingFoundError
+) -> str:
+    """Return the smallest changes with which the same search finds a plan within limits and load, as flags; empty if there are none.
+
+    plans_of   returns the plans for a job, a cluster and a space
+    """
+    from perfmodel.planner.remedies import MOST, narrower_formats
+    from perfmodel.planner.search import search
+
+    of, job = setting.estimator, setting.job
+    formats = space.formats or ((job.quantization, job.kv_precision),)
+
+    def is_found(job: ServingJob, chips: int, space: ServingSpace) -> bool:
+        try:
+            search(plans_of(job, of.cluster.with_chips(chips), space=space, also=()), top=1)
+        except InputError:
+            return False
+        return True
+
+    chips = setting.num_chips
+    least = min(quantization.weight_bytes for quantization, _ in formats)
+    allowed = ",".join(quantization.name for quantization, _ in formats)
+    kinds: list[Iterator[str]] = [
+        (
+            f"--allow {allowed},{quantization.name}"
+            for quantization in narrower_formats(of.engine, of.cluster.chip, 0.75 * least)
+            if is_found(job, chips, replace(space, formats=(*formats, (quantization, job.kv_precision))))
+        ),
+        (
+            f"--chips {chips * times}"
+            for times in (2, 4, 8)
+            if chips * times <= of.cluster.max_chips and is_found(job, chips * times, space)
+        ),
+        (
+            f"--concurrency {job.concurrency // times}"
+            for times in (2, 4, 8, 16)
+            if job.concurrency is not None
+            if job.concurrency >= times and is_found(replace(job, concurrency=job.concurrency // times), chips, space)
+        ),
+        (f"--rate {job.rate / times:g}" for times in (2, 4, 8) if job.rate if is_found(replace(job, rate=job.rate / times), chips, space)),
+    ]
+    changes = [*error.remedies, *(change for kind in kinds for change in islice(kind, 1))]
+    return " or ".join(changes[:MOST])
+
+
+def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[ServingSetting, tuple[Format, ...]]:
+    """Return the allowed formats of a search as they run; those that do not run are noted. Raises InputError if none runs."""
+    from perfmodel.frameworks.engine_formats import format_on, require_format
+    from perfmodel.workload.quantization import quantization_named
+
+    engine, chip = setting.estimator.engine, setting.estimator.cluster.chip
+    allowed = [quantization_named(name) for name in names]
+    runs = [format_on(engine.kernels.formats, chip, quantization) for quantization in allowed]
+    names_that_run = tuple(dict.fromkeys(quantization.name for quantization in runs if quantization is not None))
+    if allowed and not names_that_run:
+        require_format(engine.name, engine.kernels.formats, chip, allowed[0])
+    left = [quantization.name for quantization, ran in zip(allowed, runs, strict=True) if ran is None]
+    notes = (f"allow: {engine.name} does not run {', '.join(left)} on {chip.name}; left out",) if left else ()
+    cache = setting.job.kv_precision
+    return replace(setting, notes=(*setting.notes, *notes)), tuple((quantization_named(name), cache) for name in names_that_run)

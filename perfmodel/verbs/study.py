@@ -23,17 +23,16 @@ from perfmodel.foundation.values import check_path, is_path, share, token_count
 from perfmodel.foundation.words import Word, takes, words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request, Service
-from perfmodel.parallel.rows import prediction_row
-from perfmodel.planner.result import SearchResult
+from perfmodel.parallel.rows import prediction_row, serving_row
+from perfmodel.planner.result import TrainingSearch
+from perfmodel.planner.rows import service_rows
 from perfmodel.planner.ties import TIES
 from perfmodel.report.searches import nothing_fits_line
-from perfmodel.report.serving_rows import search_rows, serving_row
 from perfmodel.verbs.api import predict
 from perfmodel.verbs.limits import find_limits, limits_rows
 from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
-from perfmodel.verbs.searching import search_in
+from perfmodel.verbs.searching import find_serving, search_in
 from perfmodel.verbs.serving.predict import serve
-from perfmodel.verbs.serving.search import find_serving
 from perfmodel.verbs.training import read_run
 
 VERSION = 1
@@ -131,7 +130,7 @@ def _search(
     top: int = 1,
     ties: float | str = TIES,
     any_framework: bool = False,
-) -> SearchResult:
+) -> TrainingSearch:
     """Return the result of `find_plans` without remedies and plans that the framework cannot run, which rows do not contain."""
     (request,) = make_requests(asked)
     return search_in(
@@ -148,7 +147,7 @@ def _search(
     )
 
 
-def _search_rows(search: SearchResult, tokens: float) -> Rows:
+def _search_rows(search: TrainingSearch, tokens: float) -> Rows:
     """Return rows of the best plans; if none fits, of the plan with the least memory, with the reason."""
     counts = {"num_evaluated": search.num_evaluated, "num_feasible": search.num_feasible}
     values = [{"objective_value": objective_value} for objective_value in search.ranking.values] or [{}] * len(search.plans)
@@ -164,7 +163,7 @@ _ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Ro
     SweptVerb.PREDICT: (predict, lambda prediction, tokens: [prediction_row(prediction, tokens=tokens)]),
     SweptVerb.LIMITS: (find_limits, lambda limits, _: list(limits_rows(limits))),
     SweptVerb.SERVE: (serve, lambda prediction, _: [serving_row(prediction)]),
-    SweptVerb.SERVE_SEARCH: (find_serving, lambda search, _: search_rows(search)),
+    SweptVerb.SERVE_SEARCH: (find_serving, lambda search, _: service_rows(search)),
 }
 _RUN_VERBS = (SweptVerb.SEARCH, SweptVerb.PREDICT)  # with `tokens`
 #: Arguments with the names of results: limits, and the results of `limits`. Rows contain both.

@@ -54,8 +54,8 @@ class SystemPredictor:
         if isinstance(asked, ServingRequest):
             assert isinstance(system.knobs, ServingKnobs)
             from perfmodel.cost.serving.simulated import predict_served
+            from perfmodel.verbs.searching import search_service
             from perfmodel.verbs.serving.predict import serve_asked
-            from perfmodel.verbs.serving.search import search_asked
             from perfmodel.verbs.serving.setting import serving_setting
 
             service = Service(request=asked, knobs=system.knobs)
@@ -65,7 +65,7 @@ class SystemPredictor:
             if not self.is_searched:
                 return serve_asked(service)[1]
             objective = "throughput" if self.metric == "throughput" else "latency"
-            return search_asked(service, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
+            return search_service(service, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
         from perfmodel.verbs.overrides import overridden
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.searching import search_in

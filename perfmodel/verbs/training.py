@@ -15,7 +15,7 @@ from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumpt
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.training_run import training_days, training_time
-from perfmodel.planner.result import Objective, SearchResult
+from perfmodel.planner.result import Objective, TrainingSearch
 from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in, setting_of_plan
 
 
@@ -96,7 +96,7 @@ def check_objective(objective: str, setting: Setting, asked: AskedRun | None) ->
         raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
 
 
-def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | None) -> SearchResult:
+def with_run_values(result: TrainingSearch, setting: Setting, asked: AskedRun | None) -> TrainingSearch:
     """Return the result with the values of its plans by an objective of the training run; unchanged for another objective."""
     if asked is None or not result.objective.is_of_run:
         return result

@@ -39,7 +39,6 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.search import Filter, fixed_parts, network_planner
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
-from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.verbs.demo import TIE, ordered_pairs
 from perfmodel.workload.graph import Graph, Operator, TensorRole
@@ -47,6 +46,7 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks import load_network
+from tests.planner.searches import search_plans
 
 CHIPS = 2
 #: Largest error of a prediction that passes.

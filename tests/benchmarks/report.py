@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from perfmodel.planner.search import search_plans
 from tests.benchmarks.jobs import gpt3_estimator, three_d_plans
 from tests.benchmarks.processes import best_run
 from tests.benchmarks.test_process_start import PREDICT, SEARCH
+from tests.planner.searches import search_plans
 
 
 def prediction_time() -> float:

@@ -14,8 +14,8 @@ import perfmodel
 from perfmodel.cost.collectives import collective_time
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner import beyond
-from perfmodel.planner.search import sweep
 from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.sweep import sweep
 from tests.benchmarks.jobs import CLUSTER, gpt3_estimator, three_d_plans
 from tests.cost.machines import shipped_machine
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perfmodel.cli import app as cli
+from perfmodel.parallel.request import Service
 from perfmodel.verbs.setting import Setting
 
 #: It fits without any flag: looking for remedies takes longer than the prediction.
@@ -44,13 +45,15 @@ SEARCHES = (
     "perfmodel.verbs.searching.search_in",
     "perfmodel.verbs.searching.remedies_in",
     "perfmodel.verbs.networks.shard_network",
-    "perfmodel.planner.serving.search.find_serving_plans",
+    "perfmodel.verbs.searching.search_service",
 )
 MOST_KEPT = 24
 
 
 def _inputs(value: Any) -> Any:
     """Return what a search reads of an argument: of a setting all but its caches."""
+    if isinstance(value, Service):
+        return value.given()
     if not isinstance(value, Setting):
         return value
     estimator = value.estimator

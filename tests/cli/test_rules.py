@@ -9,9 +9,9 @@ import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
-from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+from tests.planner.searches import search_plans
 
 JOB = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 16, "global_batch": 16, "seq_len": 16384}
 FLAGS = "--model llama-3-8b --cluster dgx-h100 --chips 16 --global-batch 16 --seq-len 16384"
@@ -230,7 +230,7 @@ def test_a_row_under_any_rules_is_the_single_prediction():
 def test_baselines_obey_the_rules():
     estimator = estimator_of(make_job(make_model(), batch=8), chips=8)
     result = search_plans(estimator, Space(rules=(load_rule_set("ulysses"),)))
-    assert {prediction.plan.rule_set for baseline in result.baselines for prediction in baseline.prediction} == {"ulysses"}
+    assert {prediction.plan.rule_set for baseline in result.baselines for prediction in baseline.plans} == {"ulysses"}
 
 
 def test_a_framework_runs_its_own_rules_only(mine, ask):

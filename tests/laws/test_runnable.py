@@ -52,7 +52,7 @@ def recommended(job: dict[str, Any], random: random.Random) -> Iterator[tuple[st
         yield "search", prediction
     yield from (("remedy of search", remedy.prediction) for remedy in search.remedies)
     for baseline in search.baselines:
-        yield from ((f"baseline {baseline.name}", variant) for variant in baseline.prediction)
+        yield from ((f"baseline {baseline.name}", variant) for variant in baseline.plans)
     start = [*search.plans, *search.least_memory][0].plan
     knob = random.choice(SETTINGS)
     explained = perfmodel.explain_plan(start, why_not={knob: random.choice(VALUES[knob])})

@@ -6,11 +6,13 @@ import pytest
 
 from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM, Verdict
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
+from perfmodel.planner.result import TIGHT
 from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 from tests.marks import mostly_nightly
+from tests.planner.searches import search_plans
 
 ACCUMULATING = "generic+fp32_gradient_accumulation"
 JOB = make_job(make_model(num_hidden_layers=4, vocab_size=30000), batch=4)

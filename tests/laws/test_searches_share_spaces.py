@@ -6,7 +6,6 @@ import pytest
 
 import perfmodel
 from perfmodel.cost.estimate import with_kept_programs
-from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform import kept
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.planner.uniform.space import Space, runnable_space
@@ -15,6 +14,7 @@ from perfmodel.verbs import points
 from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model
 from tests.marks import mostly_nightly
+from tests.planner.searches import search_plans
 
 DENSE = make_job(make_model(num_hidden_layers=4, vocab_size=30000), batch=16)
 EXPERTS = make_job(make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=Experts(num_experts=8, top_k=4, width=256)))

@@ -10,11 +10,11 @@ from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.choices import USUAL_DISPATCHERS, AttentionKernel, Dispatcher
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import make_plan
-from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 from tests.marks import NIGHTLY, mostly_nightly
+from tests.planner.searches import search_plans
 
 #: docs/space.md, "Orders", written down again.
 ORDERS = [

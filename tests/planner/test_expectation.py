@@ -4,11 +4,12 @@ import pytest
 
 from perfmodel.frameworks.ensemble import WeightedProfile
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.planner.search import EXPECTED, search_plans
+from perfmodel.planner.uniform.search import EXPECTED
 from perfmodel.planner.uniform.space import Space
 from perfmodel.report.searches import search_object, ties_line
 from perfmodel.uncertainty.expected import expected_times
 from perfmodel.verbs.setting import make_job, make_setting
+from tests.planner.searches import search_plans
 
 SPACE = Space(fixed={"cp": 1})
 SLOW = WeightedProfile(weight=1.0, profile=load_profile("generic").having(prefetches_parameters=False, overlaps_gradients=(0, 1)))

@@ -8,12 +8,12 @@ import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.planner.search import search_plans
 from perfmodel.planner.ties import kind_of, num_forms, shared_places
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
 from tests.marks import mostly_nightly
+from tests.planner.searches import search_plans
 
 
 def test_places_are_shared_with_the_best_of_a_tie():
@@ -49,8 +49,8 @@ def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
     for batch in (8, 16, 64):
         result = search_plans(estimator_of(make_job(batch=batch)), ties=0.05)
         exact = search_plans(estimator_of(make_job(batch=batch)))
-        assert result.least_time == exact.plans[0].step_time <= result.plans[0].step_time
-        assert all(b.prediction[0].step_time >= result.plans[0].step_time for b in result.baselines if b.fits)
+        assert result.ranking.least_time == exact.plans[0].step_time <= result.plans[0].step_time
+        assert all(b.plans[0].step_time >= result.plans[0].step_time for b in result.baselines if b.plans and b.plans[0].fits)
 
 
 def test_what_is_nearly_the_same_has_one_row():
@@ -82,8 +82,8 @@ def test_data_parallelism_recomputes_only_where_it_must():
     choices = []
     for capacity in (80e9, (kept + again) / 2 / 0.95, 1e8):
         data, *_ = search_plans(estimator_of(job, chip=with_capacity(capacity))).baselines
-        (prediction,) = data.prediction
-        choices.append((data.fits, str(prediction.plan.recompute)))
+        (prediction,) = data.plans
+        choices.append((data.plans[0].fits, str(prediction.plan.recompute)))
     assert choices == [(True, "none"), (True, "full"), (False, "none")]
 
 
@@ -94,19 +94,17 @@ def test_the_rule_of_thumb_handles_nodes_of_six():
     tiers = (make_tier(size=6), make_tier(Topology.FAT_TREE, size=600, bandwidth=25e9, latency=5e-6))
     two, three = (predict(estimator_of(job, chips=12, tiers=tiers), tp=tp, dp_shard=12 // tp, zero=1).memory["total"] for tp in (2, 3))
     rule = search_plans(estimator_of(job, chips=12, tiers=tiers, chip=with_capacity((two + three) / 2 / 0.95))).baselines[2]
-    assert rule.fits
-    assert rule.prediction[0].plan.layout.tp == 3
+    assert rule.plans[0].fits
+    assert rule.plans[0].plan.layout.tp == 3
 
 
 def test_baselines_stay_within_what_is_given():
     data, fsdp, rule = search_plans(estimator_of(), Space(maximum={"zero": 1})).baselines
-    assert data.fits
-    assert fsdp.prediction == ()
+    assert data.plans[0].fits
+    assert fsdp.plans == ()
     assert fsdp.reason == "excluded by a given flag"
-    assert rule.fits
-    assert all(
-        not b.prediction or b.prediction[0].plan.layout.cp == 2 for b in search_plans(estimator_of(), Space(fixed={"cp": 2})).baselines
-    )
+    assert rule.plans[0].fits
+    assert all(not b.plans or b.plans[0].plan.layout.cp == 2 for b in search_plans(estimator_of(), Space(fixed={"cp": 2})).baselines)
 
 
 def test_of_the_ties_the_likeliest_to_fit_comes_first():

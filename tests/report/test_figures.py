@@ -67,7 +67,7 @@ def test_the_axis_of_a_search_is_that_of_its_plans(result):
     low, high = axes.get_ylim()
     times = [plan.step_time for plan in result.plans]
     assert low < min(times) <= max(times) < high
-    assert high < 3 * max(*times, *(baseline.prediction[0].step_time for baseline in result.baselines if baseline.fits))
+    assert high < 3 * max(*times, *(plan.step_time for baseline in result.baselines for plan in baseline.plans if plan.fits))
 
 
 def test_a_total_does_not_lie_on_the_line_of_what_is_usable(predictions):

@@ -9,7 +9,7 @@ from perfmodel import InputError
 from perfmodel.cli.app import run
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.verbs.api import compare_measurement
-from perfmodel.verbs.searching import search_remedies
+from perfmodel.verbs.searching import search_in
 from perfmodel.verbs.setting import annotated, make_job, make_setting
 from tests.parallel.test_results import MEASUREMENT
 
@@ -260,7 +260,9 @@ TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
 @pytest.mark.slow
 def test_the_chips_that_would_be_enough(given, freed):
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
-    (remedy,) = (candidate for candidate in search_remedies(setting, Knobs(**given), {}) if "chips" in candidate.changes)
+    (remedy,) = (
+        candidate for candidate in search_in(setting, Knobs(**given), {}, also=("remedies",)).remedies if "chips" in candidate.changes
+    )
     assert remedy.changes["chips"] == 48
     assert set(remedy.changes) == {"chips", *(given if freed else ())}
     assert remedy.prediction.fits

@@ -10,7 +10,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.planner import limits as limits_of_planner
-from perfmodel.planner.search import sweep
+from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.verbs.searching import space_in
 from perfmodel.verbs.setting import make_job, make_setting
 from tests.cost.jobs import make_model

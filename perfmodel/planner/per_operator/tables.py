@@ -118,11 +118,6 @@ class NetworkTables:
         return [known[id(vertex)] for vertex in self.vertices]
 
 
-def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> NetworkTables:
-    """Return every cost that a search needs. has_units: gradients and weights share collectives; else each tensor has its own."""
-    return TableMaker(space, setting, prices, has_units=has_units).build(setting)
-
-
 def table_entries(space: NetworkSpace) -> float:
     """Return the approximate number of entries of all distinct edge tables, before any is computed."""
     network = space.network
@@ -497,16 +492,3 @@ def redistribution_times(source: View, target: View, total_bytes: float, prices:
         if np.any(group):
             time += prices.table(kind, total_bytes).ravel()[(group << len(prices.axes)) | remaining]
     return time
-
-
-__all__ = [
-    "NetworkTables",
-    "VertexColumns",
-    "View",
-    "edge_times",
-    "left_view",
-    "network_tables",
-    "reader_view",
-    "table_entries",
-    "redistribution_times",
-]

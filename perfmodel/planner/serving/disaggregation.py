@@ -6,7 +6,7 @@ second of a decode worker with the largest batch within the limit of TPOT. The b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.load import ServedLoad
-from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
+from perfmodel.cost.serving.pools import handover, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingColumns, ServingLayout
-from perfmodel.planner.serving.evaluate import first_of_each
-from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
+from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingLayout
+from perfmodel.planner.reasons import against
+from perfmodel.planner.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective
+from perfmodel.planner.serving.evaluate import Chosen, Evaluator, first_of_each
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -45,34 +46,23 @@ class _Split:
     most_clients: int
 
 
-def find_pools(
-    estimator: ServingEstimator,
-    job: ServingJob,
-    columns: ServingColumns,
-    *,
-    num_chips: int,
-    decode: ServingColumns | None = None,
-    limits: ServingLimits | None = None,
-    objective: ServingObjective = ServingObjective.THROUGHPUT,
-    top: int = 3,
-    price_per_hour: float = 0.0,
-    kept: Callable[[ServiceLayout, int], RankedPlan | None] | None = None,
-) -> tuple[RankedPlan, ...]:
+def find_pools(chosen: Chosen, columns: ServingColumns, decode: ServingColumns, *, top: int = 3) -> tuple[RankedPlan, ...]:
     """Return the best plans of two pools, best first; empty where none fits or none meets the limits.
 
     With a load in the job every split is evaluated at it. Otherwise each is ranked at the largest number of clients within the limits (with
     one client if latency is the objective).
 
-    columns   layouts of workers; decode: those of decode workers, if they differ
-    kept      simulates a plan at its clients (0: the load of the job); returns None if it breaks a limit. If left out, formulas are used
+    columns   layouts of workers; decode: those of decode workers
     """
-    limits = limits or ServingLimits()
-    workers = None if job.is_static else _workers(estimator, job, columns, decode, num_chips)
-    splits = [] if workers is None else workers.splits([limits])[0]
+    evaluator, objective = chosen.evaluator, chosen.objective
+    workers = (
+        None if evaluator.job.is_static else _workers(evaluator.estimators[0], evaluator.job_of(0), columns, decode, evaluator.num_chips)
+    )
+    splits = [] if workers is None else workers.splits([evaluator.limits])[0]
     if not splits:
         return ()
     candidates: list[tuple[float, int, int]] = []
-    for at, (badness, clients) in enumerate(zip(*_best_loads(estimator, job, splits, limits, objective), strict=True)):
+    for at, (badness, clients) in enumerate(zip(*_best_loads(evaluator, splits, objective), strict=True)):
         if np.isfinite(badness):
             candidates.append((float(badness), at, int(clients)))
     ranked: list[RankedPlan] = []
@@ -82,32 +72,20 @@ def find_pools(
         pools = splits[at].pools
         if (pools.prefill, pools.decode) in kinds:
             continue
-        if kept:
-            one = kept(pools, clients)
-        else:
-            prediction = predict_pools(estimator, replace(job, concurrency=clients) if clients else job, pools)
-            one = ranked_plan(prediction, num_chips=num_chips, price=price_per_hour)
-        tried += 1
+        one, tried = chosen.kept_layout(0, pools, clients)[0], tried + 1
         if one is not None:
             kinds.add((pools.prefill, pools.decode))
             ranked.append(one)
         if len(ranked) == top or tried == _TRIED * top:
             break
-    ranked.sort(key=lambda candidate: candidate.badness(objective))
+    ranked.sort(key=objective.cost)
     return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
 
 
-def pools_front(
-    estimator: ServingEstimator,
-    job: ServingJob,
-    columns: ServingColumns,
-    *,
-    num_chips: int,
-    decode: ServingColumns | None = None,
-    limits: ServingLimits,
-) -> tuple[FrontPoint, ...]:
+def pools_front(evaluator: Evaluator, columns: ServingColumns, decode: ServingColumns) -> tuple[FrontPoint, ...]:
     """Return front points of tokens/s per user and per chip for plans of two pools: the best splits at several limits of TPOT."""
-    free = replace(job, concurrency=None, rate=None, is_static=False)
+    estimator, num_chips = evaluator.estimators[0], evaluator.num_chips
+    free = replace(evaluator.job_of(0), concurrency=None, rate=None, is_static=False)
     workers = _workers(estimator, free, columns, decode, num_chips)
     if workers is None:
         return ()
@@ -123,7 +101,7 @@ def pools_front(
     served, inputs = serve_pools(estimator, free, pools, concurrency=clients.ravel())
     load = served.load
     timed = inputs.fits & np.logical_not(load.is_saturated) & (load.tpot > 0)
-    holds = timed & _keeps(load, limits)
+    holds = timed & _keeps(load, evaluator.limits)
     return tuple(
         FrontPoint(
             layout=pools[at],
@@ -202,10 +180,10 @@ class _Workers:
 
 
 def _workers(
-    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, decode: ServingColumns | None, num_chips: int
+    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, decode: ServingColumns, num_chips: int
 ) -> _Workers | None:
     """Return the workers that leave chips for the other pool; None if there are none."""
-    both = [layouts.take(layouts.chips_per_replica < num_chips) for layouts in (columns, columns if decode is None else decode)]
+    both = [layouts.take(layouts.chips_per_replica < num_chips) for layouts in (columns, decode)]
     columns, decode = (replace(layouts, replicas=np.ones_like(layouts.replicas)) for layouts in both)
     decode = decode.take(decode.pcp == 1)  # decode workers have no prompts to share
     memory = estimator.memory(decode, job.input_len.mean + job.output_len.mean, job.speculation)
@@ -260,18 +238,16 @@ def _highest_rates(
             yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
 
 
-def _best_loads(
-    estimator: ServingEstimator, job: ServingJob, splits: list[_Split], limits: ServingLimits, objective: ServingObjective
-) -> tuple[Array, NDArray[np.int64]]:
+def _best_loads(evaluator: Evaluator, splits: list[_Split], objective: ServingObjective) -> tuple[Array, NDArray[np.int64]]:
     """Return the objective of each split at its best load (infinite if none meets the limits), and the clients; 0: those of the job."""
-    if job.concurrency is not None or job.rate is not None:
-        return _badness(estimator, job, splits, None, limits, objective)[:, 0], np.zeros(len(splits), dtype=np.int64)
+    if not evaluator.is_load_searched:
+        return _badness(evaluator, splits, None, objective)[:, 0], np.zeros(len(splits), dtype=np.int64)
     if objective is ServingObjective.LATENCY:
         one = np.ones((len(splits), 1), dtype=np.int64)
-        return _badness(estimator, job, splits, one, limits, objective)[:, 0], one[:, 0]
+        return _badness(evaluator, splits, one, objective)[:, 0], one[:, 0]
     clients, rows = _first_loads(splits), np.arange(len(splits))
     for share in (np.linspace(0, 1, _BETWEEN), np.linspace(0, 1, _BETWEEN), np.zeros(1)):
-        values = _badness(estimator, job, splits, clients, limits, objective)
+        values = _badness(evaluator, splits, clients, objective)
         best = values.argmin(axis=1)
         if len(share) > 1:
             low, high = clients[rows, best], clients[rows, np.minimum(best + 1, clients.shape[1] - 1)]
@@ -294,20 +270,13 @@ def _keeps(load: ServedLoad, limits: ServingLimits) -> NDArray[np.bool_]:
     return holds
 
 
-def _badness(
-    estimator: ServingEstimator,
-    job: ServingJob,
-    splits: list[_Split],
-    clients: NDArray[np.int64] | None,
-    limits: ServingLimits,
-    objective: ServingObjective,
-) -> Array:
+def _badness(evaluator: Evaluator, splits: list[_Split], clients: NDArray[np.int64] | None, objective: ServingObjective) -> Array:
     """Return the objective [splits, loads]; infinite where the limits are not met."""
-    loads = 1 if clients is None else clients.shape[1]
+    loads, job = 1 if clients is None else clients.shape[1], evaluator.job_of(0)
     pools = [split.pools for split in splits for _ in range(loads)]
-    served, inputs = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
+    served, inputs = serve_pools(evaluator.estimators[0], job, pools, concurrency=None if clients is None else clients.ravel())
     load = served.load
-    holds = inputs.fits & _keeps(load, limits)
+    holds = inputs.fits & _keeps(load, evaluator.limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)
     value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second

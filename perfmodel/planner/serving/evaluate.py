@@ -17,7 +17,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.parallel.serving.plan import COLUMNS, ServiceLayout, ServingColumns, ServingLayout
-from perfmodel.planner.serving.result import LIMITED, RankedPlan, ServingLimits, ServingObjective, ranked_plan
+from perfmodel.planner.result import LIMITED, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.planner.serving.space import cross
 from perfmodel.workload.serving import ServingJob
 
@@ -235,7 +235,7 @@ class Chosen:
             distance = table.distance(self.evaluator.limits)
             near = np.flatnonzero((table.verdict > SATURATED) & (distance <= _NEAR) & (distance > 1.0))
             plans = self._first(table, near[np.argsort(distance[near], kind="stable")][:_MOST_NEAR], top)
-        return tuple(sorted(plans, key=lambda plan: plan.badness(self.objective)))
+        return tuple(sorted(plans, key=self.objective.cost))
 
     def _first(self, table: LoadTable, rows: Iterable[int], top: int) -> list[RankedPlan]:
         plans: list[RankedPlan] = []

@@ -6,9 +6,7 @@ numbers of clients that it has capacity for, and is ranked at the largest number
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,19 +21,23 @@ from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import chips_text
 from perfmodel.parallel.serving.plan import ServingColumns
-from perfmodel.planner.serving.disaggregation import find_pools, pools_front
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined
-from perfmodel.planner.serving.result import (
+from perfmodel.planner.reasons import against, why_worse
+from perfmodel.planner.result import (
+    Baseline,
     FrontPoint,
+    PlanRanking,
     RankedPlan,
-    ServingBaseline,
+    SearchResult,
+    ServingConditions,
     ServingLimits,
     ServingObjective,
-    ServingSearchResult,
-    against,
-    why_worse,
+    ServingSearch,
 )
-from perfmodel.planner.serving.space import BASELINES, Format, ServingSpace, baseline_layouts, layouts
+from perfmodel.planner.search import search
+from perfmodel.planner.serving.disaggregation import find_pools, pools_front
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined
+from perfmodel.planner.serving.space import BASELINES, Format, Layouts, ServingSpace, baseline_layouts, layouts
+from perfmodel.search.select import front_of
 from perfmodel.workload.serving import ServingJob
 
 #: Largest number of points of the front.
@@ -63,7 +65,7 @@ class NothingFoundError(InputError):
         self.summary, self.fits, self.remedies = summary, fits, remedies
 
 
-def find_serving_plans(
+def serving_plans(
     job: ServingJob,
     cluster: Cluster,
     calibration: Calibration,
@@ -72,19 +74,13 @@ def find_serving_plans(
     space: ServingSpace | None = None,
     limits: ServingLimits | None = None,
     objective: ServingObjective = ServingObjective.THROUGHPUT,
-    top: int = 10,
     price_per_hour: float | None = None,
-    with_pools: bool = False,
-    names_pools: bool = True,
-    with_baselines: bool = True,
-) -> ServingSearchResult:
-    """Return the best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
+    also: Collection[str] = ("baselines", "front", "remedies"),
+) -> ServingPlans:
+    """Return the plans for `job` on all chips of the cluster. Raises InputError where no layout is left.
 
     price_per_hour   of a chip; None: from the table of prices, if it has one     [USD/h]
-    with_pools       also plans with prefill and decode workers, in the first format; they become the plans if no other meets the limits
-    names_pools      if nothing else meets the limits, report whether those would
     """
-    started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
     price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
     if objective is ServingObjective.COST and price <= 0:
@@ -95,52 +91,6 @@ def find_serving_plans(
         reasons = "; ".join(f"{count} of them: {reason}" for reason, count in most)
         where = f"{job.model.name} on {chips_text(cluster.num_chips)}"
         raise InputError(f"plan: no layout of {where} is left ({reasons}); give fewer knobs")
-    estimators, left_out = _estimators(job, cluster, calibration, engine, space)
-    engine = estimators[0].engine  # with its defaults on the chip
-    evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
-    alone = admitted if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
-    chosen = Chosen(evaluator=evaluator, objective=objective, price=price)
-    searched = _Search(
-        evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, decode=alone.columns, chosen=chosen
-    )
-    table = searched.table(admitted.columns)
-    order = searched.ranked(table)
-    plans = searched.shown(table, order)
-    meet = searched.chosen.as_simulated(table)
-    apart: tuple[RankedPlan, ...] = ()
-    if not plans:
-        tried = bool(limits.given()) and (with_pools or names_pools) and not job.is_static
-        apart = searched.pools(admitted.columns) if tried else ()
-        if not (with_pools and apart):
-            raise searched.nothing_meets(searched.chosen.tried(table) if len(order) else table, cluster, apart if tried else None)
-        plans = apart
-    if with_pools and not apart:
-        apart = searched.pools(admitted.columns, plans[0])
-        if apart and apart[0].badness(objective) < plans[0].badness(objective):
-            plans = (replace(plans[0], reason=f"{against(plans[0], apart[0], objective)} than disaggregated"), *plans[1:])
-    rejected = Counter({REASONS[code]: int((meet.verdict == code).sum()) for code in range(1, len(REASONS))})
-    return ServingSearchResult(
-        objective=objective,
-        limits=limits,
-        num_chips=cluster.num_chips,
-        num_evaluated=len(table),
-        num_feasible=int((meet.verdict == FEASIBLE).sum()),
-        rejected={reason: count for reason, count in rejected.items() if count},
-        left_out={**admitted.left_out, **left_out},
-        is_load_searched=evaluator.is_load_searched,
-        plans=plans,
-        pareto=searched.whole_front(table, admitted.columns, with_pools=with_pools),
-        baselines=searched.baselines(cluster, plans[0]) if with_baselines else (),
-        price_per_hour=price,
-        disaggregated=apart,
-        search_time=time.process_time() - started,
-    )
-
-
-def _estimators(
-    job: ServingJob, cluster: Cluster, calibration: Calibration, engine: Engine, space: ServingSpace
-) -> tuple[tuple[ServingEstimator, ...], dict[str, int]]:
-    """Return an estimator per format. A format that the chip has no units for is left out, unless it is the only one."""
     formats: Sequence[Format] = space.formats or ((job.quantization, job.kv_precision),)
     estimators: list[ServingEstimator] = []
     refused: list[InputError] = []
@@ -148,68 +98,117 @@ def _estimators(
         try:
             estimators.append(
                 ServingEstimator(
-                    model=job.model,
-                    cluster=cluster,
-                    calibration=calibration,
-                    engine=engine,
-                    quantization=quantization,
-                    cache=cache,
+                    model=job.model, cluster=cluster, calibration=calibration, engine=engine, quantization=quantization, cache=cache
                 )
             )
         except InputError as error:
             refused.append(error)
     if not estimators:
         raise refused[0]
-    return tuple(estimators), {f"{cluster.chip.name} has no units for the format": len(refused)} if refused else {}
+    engine = estimators[0].engine  # with its defaults on the chip
+    evaluator = Evaluator(job=job, estimators=tuple(estimators), limits=limits, num_chips=cluster.num_chips)
+    alone = admitted if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
+    unable = {f"{cluster.chip.name} has no units for the format": len(refused)} if refused else {}
+    return ServingPlans(
+        evaluator=evaluator,
+        cluster=cluster,
+        space=space,
+        engine=engine,
+        objective=objective,
+        price=price,
+        admitted=replace(admitted, left_out={**admitted.left_out, **unable}),
+        decode=alone.columns,
+        chosen=Chosen(evaluator=evaluator, objective=objective, price=price),
+        also=also,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Search:
-    """State of one search. decode: layouts of decode workers"""
+class ServingPlans:
+    """Plans of a service on all chips of a cluster, as a `PlanSpace`, with an estimator per format that the chip has units for.
+
+    decode   layouts of decode workers
+    also     baselines; front; disaggregated: plans with prefill and decode workers too, in the first format, which become the plans if no
+             other meets the limits; remedies: if nothing meets them, the error reports whether disaggregated plans would
+    """
 
     evaluator: Evaluator
+    cluster: Cluster
     space: ServingSpace
     engine: Engine
     objective: ServingObjective
-    top: int
     price: float
+    admitted: Layouts
     decode: ServingColumns
     chosen: Chosen
+    also: Collection[str]
+
+    def evaluate(self, top: int) -> LoadTable:
+        return self.table(self.admitted.columns, self.space.tokens_of_a_step(self.engine), top)
+
+    def ranked(self, rows: LoadTable, top: int) -> ServingSearch:
+        """Return the best plans. Raises NothingFoundError where none fits, or none meets the limits."""
+        order, evaluator = self.order(rows), self.evaluator
+        plans, with_pools = self.shown(rows, order, top), "disaggregated" in self.also
+        apart: tuple[RankedPlan, ...] = ()
+        if not plans:
+            is_tried = bool(evaluator.limits.given()) and (with_pools or "remedies" in self.also) and not evaluator.job.is_static
+            apart = self.pools(top) if is_tried else ()
+            if not (with_pools and apart):
+                raise self.nothing_meets(self.chosen.tried(rows) if len(order) else rows, apart if is_tried else None)
+            plans = apart
+        elif with_pools:
+            apart = self.pools(top, plans[0])
+            if apart and self.objective.cost(apart[0]) < self.objective.cost(plans[0]):
+                plans = (replace(plans[0], reason=f"{against(plans[0], apart[0], self.objective)} than disaggregated"), *plans[1:])
+        verdict = self.chosen.as_simulated(rows).verdict
+        return SearchResult(
+            objective=self.objective,
+            conditions=ServingConditions(
+                limits=evaluator.limits,
+                num_chips=evaluator.num_chips,
+                is_load_searched=evaluator.is_load_searched,
+                price_per_hour=self.price,
+            ),
+            num_evaluated=len(rows),
+            num_feasible=int((verdict == FEASIBLE).sum()),
+            rejected={REASONS[code]: int((verdict == code).sum()) for code in range(1, len(REASONS))},
+            left_out=self.admitted.left_out,
+            plans=plans,
+            ranking=PlanRanking(places=tuple(range(1, len(plans) + 1))),
+            disaggregated=apart,
+        )
 
     # --- rows -----------------------------------------------------------------------------------------------------------------------
 
-    def table(self, columns: ServingColumns, max_tokens: Sequence[int] | None = None) -> LoadTable:
+    def table(self, columns: ServingColumns, tokens: Sequence[int], top: int) -> LoadTable:
         """Evaluate all layouts in all formats, with every number of tokens and load; a searched load is refined to its largest value."""
-        tokens = self.space.tokens_of_a_step(self.engine) if max_tokens is None else max_tokens
         tables = [self.evaluator.grid(which, columns, tokens, self.batches, self.bound) for which in range(len(self.evaluator.estimators))]
         if self.evaluator.is_load_searched and self.objective is not ServingObjective.LATENCY:
-            tables += self._to_the_edge(tables)
+            tables += self._to_the_edge(tables, top)
         return joined(tables)
 
     @property
     def batches(self) -> tuple[int, ...]:
-        tried = self.space.batches_tried(self.engine)
-        if not self.evaluator.is_load_searched:
-            if "max_batch" in self.space.fixed:
-                return tried
-            if self.evaluator.job.rate is not None:
-                return (0,)  # a bound below the running sequences saturates a plan, and one above changes only the wait
-            return (0, *tried)
-        if "max_batch" in self.space.fixed:
-            most = self.space.fixed["max_batch"]
-            return tuple(sorted({batch for batch in self.space.batches if batch < most} | {most}))
-        return tried
+        """Clients of an attention rank if the load is searched, else bounds of its sequences; 0: the engine's own."""
+        most = self.bound or self.engine.scheduling.max_batch
+        if self.evaluator.is_load_searched:
+            return self.space.batches_up_to(most)
+        if self.bound:
+            return (self.bound,)
+        # under a rate, a bound below the running sequences saturates a plan, and one above changes only the wait
+        return (0,) if self.evaluator.job.rate is not None else (0, *self.space.batches_up_to(most))
 
     @property
     def bound(self) -> int:
         return self.space.fixed.get("max_batch", 0)
 
-    def _to_the_edge(self, tables: Sequence[LoadTable]) -> list[LoadTable]:
+    def _to_the_edge(self, tables: Sequence[LoadTable], top: int) -> list[LoadTable]:
         """Bisect between the largest load within the limits and the first beyond them, only for plans that may be shown."""
         batches = np.array(self.batches, dtype=np.int64)
         best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
         table = joined(tables)
-        order, shown = self.ranked(table), max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
+        order, shown = self.order(table), max(top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
         enough = float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf  # of the last plan that is shown, at first
         bisected: list[LoadTable] = []
         for which, (table, values) in enumerate(zip(tables, best, strict=True)):
@@ -235,7 +234,7 @@ class _Search:
 
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
-    def ranked(self, table: LoadTable) -> np.ndarray:
+    def order(self, table: LoadTable) -> np.ndarray:
         """Return the best feasible row of each layout and format, best first. Ties are ordered by times, then by the smaller plan."""
         rows = np.flatnonzero(table.verdict == FEASIBLE)
         rows, columns = rows[self._order(table.take(rows), table.badness(self.objective)[rows])], table.columns
@@ -261,12 +260,12 @@ class _Search:
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
-    def shown(self, table: LoadTable, order: np.ndarray) -> tuple[RankedPlan, ...]:
+    def shown(self, table: LoadTable, order: np.ndarray, top: int) -> tuple[RankedPlan, ...]:
         """Return the first plans of the order, those that keep the limits in simulation if plans are simulated."""
         if self.chosen.simulates:
-            plans = list(self.chosen.plans(table, order, self.top))
+            plans = list(self.chosen.plans(table, order, top))
         else:
-            plans = [self.ranked_plan(table, int(row)) for row in order[: self.top]]
+            plans = [self.ranked_plan(table, int(row)) for row in order[:top]]
         best = plans[0] if plans else None
         return tuple(
             plan if plan is best or best is None else replace(plan, reason=why_worse(plan, best, self.objective)) for plan in plans
@@ -278,25 +277,21 @@ class _Search:
         ranked = self.chosen.ranked(int(table.formats[row]), table.columns.layout(row), int(table.concurrency[row]))
         return replace(ranked, meets=meets)
 
-    def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
+    def front(self, rows: LoadTable) -> tuple[FrontPoint, ...]:
         """Return the front of plans with one pool, and of plans with two pools if requested."""
-        alone, evaluator = self.front(table, columns), self.evaluator
-        if not with_pools or evaluator.job.is_static:
+        alone = self.front_alone(rows)
+        if "disaggregated" not in self.also or self.evaluator.job.is_static:
             return alone
-        job, chips = evaluator.job_of(0), evaluator.num_chips
-        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, decode=self.decode, limits=evaluator.limits)
-        front: list[FrontPoint] = []
-        for point in sorted((*alone, *apart), key=lambda point: (-point.tokens_per_second_per_user, -point.tokens_per_second_per_chip)):
-            if not front or point.tokens_per_second_per_chip > front[-1].tokens_per_second_per_chip:
-                front.append(point)
-        return tuple(front)
+        points = (*alone, *pools_front(self.evaluator, self.admitted.columns, self.decode))
+        per_user, per_chip = (np.array([getattr(p, f"tokens_per_second_per_{name}") for p in points]) for name in ("user", "chip"))
+        return tuple(points[index] for index in front_of(-per_user, -per_chip))
 
-    def front(self, table: LoadTable, columns: ServingColumns) -> tuple[FrontPoint, ...]:
+    def front_alone(self, table: LoadTable) -> tuple[FrontPoint, ...]:
         """Return the Pareto front of tokens/s per user and tokens/s per chip, over plans and loads, also if a load is given."""
         if not self.evaluator.is_load_searched:
             job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
             other = replace(self, evaluator=replace(self.evaluator, job=job), objective=ServingObjective.LATENCY)
-            return other.front(other.table(columns, self.space.tokens_of_a_step(self.engine)[:1]), columns)
+            return other.front_alone(other.table(self.admitted.columns, self.space.tokens_of_a_step(self.engine)[:1], 1))
         rows = np.flatnonzero((table.verdict != NO_MEMORY) & (table.verdict != SATURATED))
         chosen = table.take(rows)
         order = rows[self._order(replace(chosen, latency=1.0 / np.maximum(chosen.per_chip, 1e-12)), -chosen.per_user)]
@@ -320,46 +315,34 @@ class _Search:
             for row in map(int, on_front)
         )
 
-    def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
+    def baselines(self, result: ServingSearch) -> tuple[Baseline[RankedPlan], ...]:
         """Return the baselines in the first format, with the engine's own limits."""
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
-        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}), top=1)
+        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}))
         baselines = []
 
         def fits(layout: ServingColumns) -> bool:
             return bool(evaluator.capacity(0, layout)[1][0])
 
-        for name, columns, reason in baseline_layouts(evaluator.job.model, cluster, self.engine, fits):
+        for name, columns, reason in baseline_layouts(evaluator.job.model, self.cluster, self.engine, fits):
             plans: tuple[RankedPlan, ...] = ()
             if columns is not None:
-                search = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
-                table = search.table(columns, (0,))
-                order = search.ranked(table)
-                kept = search.shown(table, order)
-                now = search.chosen.as_simulated(table)
-                row = int(order[0]) if len(order) else search.nearest(table)
-                plan = kept[0] if kept else search.ranked_plan(now, row)
+                usual = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
+                table = usual.table(columns, (0,), 1)
+                order = usual.order(table)
+                kept = usual.shown(table, order, 1)
+                now = usual.chosen.as_simulated(table)
+                row = int(order[0]) if len(order) else usual.nearest(table)
+                plan = kept[0] if kept else usual.ranked_plan(now, row)
                 worse = REASONS[int(now.verdict[row])] if not plan.meets else ""
-                plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
+                plans = (replace(plan, reason=worse or why_worse(plan, result.plans[0], self.objective)),)
                 reason = reason or worse
-            baselines.append(ServingBaseline(name=name, meaning=BASELINES[name], plans=plans, reason=reason))
+            baselines.append(Baseline(name=name, meaning=BASELINES[name], plans=plans, reason=reason))
         return tuple(baselines)
 
-    def pools(self, columns: ServingColumns, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
+    def pools(self, top: int, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
         """Return the best plans of two pools, each compared with the best plan of one pool; without one, with the best of them."""
-        evaluator = self.evaluator
-        pools = find_pools(
-            evaluator.estimators[0],
-            evaluator.job_of(0),
-            columns,
-            num_chips=evaluator.num_chips,
-            decode=self.decode,
-            limits=evaluator.limits,
-            objective=self.objective,
-            top=min(self.top, MOST_POOLS),
-            price_per_hour=self.price,
-            kept=(lambda layout, clients: self.chosen.kept_layout(0, layout, clients)[0]) if self.chosen.simulates else None,
-        )
+        pools = find_pools(self.chosen, self.admitted.columns, self.decode, top=min(top, MOST_POOLS))
         return pools if best is None else tuple(replace(ranked, reason=against(ranked, best, self.objective)) for ranked in pools)
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------
@@ -372,11 +355,11 @@ class _Search:
             return int(np.argmax(table.sequences))
         return int(self._order(table, distance)[0])
 
-    def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> NothingFoundError:
+    def nothing_meets(self, table: LoadTable, apart: Sequence[RankedPlan] | None) -> NothingFoundError:
         """Return the error with the nearest plan, and with what would meet the limits. apart: disaggregated plans; None: not tried"""
         if not (table.verdict != NO_MEMORY).any():
-            return NothingFoundError(self._nothing_fits(table, cluster), fits=False)
-        where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
+            return NothingFoundError(self._nothing_fits(table), fits=False)
+        where = f"{chips_text(self.cluster.num_chips)} of {self.cluster.name}"
         limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
         rate = self.evaluator.job.rate
         if rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
@@ -406,7 +389,7 @@ class _Search:
         nearest = f"the nearest, {table.columns.layout(row).label()}{load}, has {has}"
         return NothingFoundError(f"{summary}; {nearest}", remedy, remedies=tuple(remedies))
 
-    def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
+    def _nothing_fits(self, table: LoadTable) -> str:
         """Describe the memory of the row with the largest free memory."""
         job = self.evaluator.job
         mean = job.input_len.mean + job.output_len.mean
@@ -420,25 +403,16 @@ class _Search:
         taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.layout(row).label()}"
         if headroom[row] > 0:
             taken += f", and the {format_bytes(float(headroom[row]))} left hold no request of full length"
-        return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
+        return f"chips={self.cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
 
 
-def find_fewest_chips(
-    job: ServingJob,
-    cluster: Cluster,
-    calibration: Calibration,
-    engine: Engine,
-    *,
-    most_chips: int = 0,
-    space: ServingSpace | None = None,
-    limits: ServingLimits | None = None,
-    objective: ServingObjective = ServingObjective.THROUGHPUT,
-    price_per_hour: float | None = None,
-) -> int:
+def find_fewest_chips(job: ServingJob, cluster: Cluster, plans_on: Callable[[Cluster], ServingPlans], *, most_chips: int = 0) -> int:
     """Return the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
 
     Parts are powers of two. More chips never hold less (added replicas take requests from the others), so the numbers are bisected.
     Raises InputError if the job has no load, or if not even `most_chips` (0: all that are possible on the cluster) hold it.
+
+    plans_on   returns the plans on a number of chips
     """
     if job.concurrency is None and job.rate is None:
         raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
@@ -449,19 +423,7 @@ def find_fewest_chips(
 
     def holds(index: int) -> bool:
         try:
-            find_serving_plans(
-                job,
-                cluster.with_chips(counts[index]),
-                calibration,
-                engine,
-                space=space,
-                limits=limits,
-                objective=objective,
-                top=1,
-                price_per_hour=price_per_hour,
-                names_pools=False,
-                with_baselines=False,
-            )
+            search(replace(plans_on(cluster.with_chips(counts[index])), also=()), top=1)
         except InputError as error:
             errors.append(error)
             return False

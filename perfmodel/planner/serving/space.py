@@ -76,11 +76,8 @@ class ServingSpace:
         others = [tokens for tokens in self.max_tokens if tokens != engine.scheduling.max_tokens] if engine.scheduling.has_chunks else []
         return (0, *others)
 
-    def batches_tried(self, engine: Engine) -> tuple[int, ...]:
-        """Return the sequences of an attention rank that are tried, up to the engine's largest number."""
-        if "max_batch" in self.fixed:
-            return (self.fixed["max_batch"],)
-        most = engine.scheduling.max_batch
+    def batches_up_to(self, most: int) -> tuple[int, ...]:
+        """Return the sequences of an attention rank that are tried."""
         return tuple(sorted({batch for batch in self.batches if batch < most} | {most}))
 
 

@@ -47,7 +47,6 @@ LISTS_UP_TO = 1 << 25
 
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
 OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
-TIGHT = "tight: within the memory, but with less than the headroom left, or too likely not to fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

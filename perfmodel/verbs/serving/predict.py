@@ -27,7 +27,7 @@ from perfmodel.workload.models import hub_id_of
 
 if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
-    from perfmodel.planner.serving.launch import LaunchLine
+    from perfmodel.frameworks.engine_launch import LaunchLine
 
 
 Answer = TypeVar("Answer")
@@ -143,7 +143,7 @@ def limits_of(given: Mapping[str, Any]) -> dict[str, float]:
 
 def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
     """Return the commands that start a plan; empty for one that does not fit or run, or for an engine without a known command."""
-    from perfmodel.planner.serving.launch import launch_lines
+    from perfmodel.frameworks.engine_launch import launch_lines
 
     if not prediction.fits or prediction.not_runnable:
         return ()

@@ -11,10 +11,10 @@ from perfmodel.cost.serving.engine_step import engine_collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
+from perfmodel.frameworks.engine_launch import launch_lines
 from perfmodel.frameworks.engine_layouts import cache_copies, why_no_context
 from perfmodel.parallel.serving.plan import ServingLayout
-from perfmodel.planner.serving.launch import launch_lines
-from perfmodel.planner.serving.result import ServingLimits
+from perfmodel.planner.result import ServingLimits
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import ServingJob, constant

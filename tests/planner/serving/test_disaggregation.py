@@ -13,8 +13,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import Pools, ServingLayout
+from perfmodel.planner.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
-from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+from perfmodel.planner.serving.evaluate import Chosen, Evaluator
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from tests.planner.serving.serving_searches import searched, serving_job
 
@@ -34,10 +35,17 @@ def estimator_of(job, chips=CHIPS):
     )
 
 
-def found_pools(job, *, limits=LIMITS, space=None, **words):
-    of = estimator_of(job)
+class ByFormulas(Chosen):
+    """Plans without a simulation, as brute force predicts them."""
+
+    simulates = False
+
+
+def found_pools(job, *, limits=LIMITS, space=None, objective=ServingObjective.THROUGHPUT, of=None, **words):
+    of = of or estimator_of(job)
     columns = layouts(job.model, of.cluster, of.engine, space or ServingSpace()).columns
-    return of, find_pools(of, job, columns, num_chips=CHIPS, limits=limits, **words)
+    evaluator = Evaluator(job=job, estimators=(of,), limits=limits, num_chips=of.cluster.num_chips)
+    return of, find_pools(ByFormulas(evaluator=evaluator, objective=objective, price=0.0), columns, columns, **words)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +117,7 @@ def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
     limits = ServingLimits(ttft=1.0, tpot=0.016)
     with pytest.raises(InputError, match=r"add --disaggregated \(prefill .* has ttft ") as refusal:
         searched(job, chips=CHIPS, limits=limits)
-    result = searched(job, chips=CHIPS, limits=limits, with_pools=True)
+    result = searched(job, chips=CHIPS, limits=limits, also=("front", "disaggregated"))
     assert result.num_feasible == 0
     assert result.plans == result.disaggregated
     assert result.best.plan.label() in str(refusal.value)
@@ -125,7 +133,7 @@ def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
 def test_the_front_is_one_of_both_kinds_of_plans():
     """No point of it is worse than another, and the points of two pools are their plans predicted alone."""
     job = serving_job("llama-3-70b", "fp8", input_len=4096, output_len=256)
-    result = searched(job, chips=CHIPS, with_pools=True, limits=ServingLimits(ttft=5.0))
+    result = searched(job, chips=CHIPS, also=("front", "disaggregated"), limits=ServingLimits(ttft=5.0))
     users, chips = (
         [getattr(point, name) for point in result.pareto] for name in ("tokens_per_second_per_user", "tokens_per_second_per_chip")
     )
@@ -144,8 +152,7 @@ def test_only_workers_that_answer_share_a_cache():
     job = serving_job("deepseek-v3", "fp8-block", input_len=4096, output_len=256)
     cluster = load_cluster("hgx-h200", num_chips=32)
     of = replace(estimator_of(job), cluster=cluster, calibration=choose_calibration(cluster.chip))
-    columns = layouts(job.model, cluster, of.engine, ServingSpace(fixed={"dcp": 2})).columns
-    plans = find_pools(of, job, columns, num_chips=32)
+    _, plans = found_pools(job, limits=ServingLimits(), space=ServingSpace(fixed={"dcp": 2}), of=of)
     assert plans
     assert {(one.plan.pools.prefill.dcp, one.plan.pools.decode.dcp) for one in plans} == {(1, 2)}
 
@@ -153,7 +160,7 @@ def test_only_workers_that_answer_share_a_cache():
 @pytest.mark.slow
 def test_only_workers_for_prompts_share_them():
     job = serving_job("deepseek-v3", "fp8-block", input_len=32768, output_len=256)
-    words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "with_pools": True}
+    words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "also": ("front", "disaggregated")}
     result = searched(job, space=ServingSpace(fixed={"pcp": 4}), **words)
     assert {plan.plan.layout.pcp for plan in result.plans} == {4}
     assert result.disaggregated
@@ -188,7 +195,7 @@ def test_the_largest_batches_under_many_limits_are_those_under_each():
     job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256)
     of = estimator_of(job)
     columns = layouts(job.model, of.cluster, of.engine, ServingSpace()).columns
-    workers = _workers(of, job, columns, None, CHIPS)
+    workers = _workers(of, job, columns, columns, CHIPS)
     limits = np.array([1e-3, 0.02, 0.03, 0.05, np.inf])
     _, batches = workers._answers(limits)
     steps = workers._steps(workers.decode)

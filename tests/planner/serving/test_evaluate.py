@@ -8,8 +8,8 @@ import pytest
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
+from perfmodel.planner.result import ServingLimits
 from perfmodel.planner.serving import evaluate
-from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.workload.serving import Lengths
 from tests.marks import mostly_nightly
 from tests.planner.serving.serving_searches import searched, serving_job
@@ -39,7 +39,7 @@ def kept_shares(jobs, seed, at_rate=False):
     while len(kept) < jobs:
         job, limits, engine = drawn(random, at_rate)
         try:
-            best = searched(job, engine=engine, limits=limits, top=1, with_pools=at_rate and len(kept) % 2 == 0, names_pools=False).best
+            best = searched(job, engine=engine, limits=limits, top=1, also=["disaggregated"] if at_rate and len(kept) % 2 == 0 else []).best
         except InputError:
             continue
         of = replace(estimator_of(job, engine=engine), engine=load_engine(engine))
@@ -96,5 +96,5 @@ def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
     assert {row.plan for row in result.plans} & {baseline.plans[0].plan for baseline in result.baselines if baseline.plans}
     assert len(set(asked)) == len(asked)
     asked.clear()
-    assert not searched(job, chips=2, limits=limits, with_baselines=False, top=1).baselines
+    assert not searched(job, chips=2, limits=limits, also=(), top=1).baselines
     assert len(asked) == 1

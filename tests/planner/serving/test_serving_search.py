@@ -12,7 +12,8 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingLayout
-from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective, terms
+from perfmodel.planner.reasons import terms
+from perfmodel.planner.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named

@@ -6,8 +6,8 @@ from perfmodel.cost.resolve import choose_calibration
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.planner.serving.result import ServingLimits
-from perfmodel.planner.serving.search import find_fewest_chips
+from perfmodel.planner.result import ServingLimits
+from perfmodel.planner.serving.search import find_fewest_chips, serving_plans
 from tests.planner.serving.serving_searches import searched, serving_job
 
 LIMITS = ServingLimits(ttft=1.0, tpot=0.03)
@@ -15,7 +15,8 @@ LIMITS = ServingLimits(ttft=1.0, tpot=0.03)
 
 def fewest(job, **words):
     cluster = load_cluster("dgx-h100")
-    return find_fewest_chips(job, cluster, choose_calibration(cluster.chip), load_engine("vllm"), limits=LIMITS, **words)
+    calibration, engine = choose_calibration(cluster.chip), load_engine("vllm")
+    return find_fewest_chips(job, cluster, lambda chips: serving_plans(job, chips, calibration, engine, limits=LIMITS), **words)
 
 
 @pytest.mark.parametrize(("rate", "fewer"), [(0.5, 2), (200.0, None)])
