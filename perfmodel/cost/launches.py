@@ -45,8 +45,9 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
         if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
             kernels[op.name] = 0.0, 0.0
             continue
-        forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
-        backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
+        forward, backward = float(sum(map(_kernels, op.forward))), float(sum(map(_kernels, op.backward)))
+        if op.is_attention:
+            backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
         if op.kind in KERNELS:
             # the profile's traffic lies between that of one fused kernel and that of separate kernels
             kind = KERNELS[op.kind]

@@ -66,7 +66,7 @@ def list_clusters() -> tuple[str, ...]:
 
 def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
     """Return the names of the shipped calibrations and of those in `folders`, sorted."""
-    return tuple(sorted({path.stem for path in _calibration_paths(folders)}))
+    return tuple(sorted({path.stem for path in _calibration_paths((*folders, _shipped_calibrations()))}))
 
 
 def load_chip(name_or_path: str | Path) -> Chip:
@@ -131,11 +131,22 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     stated = chip_cluster(str(name_or_path))
     if stated is not None:
         return _around_chip(_named(stated), num_chips)
-    if not isinstance(name_or_path, Path) and not _is_shipped(name_or_path, "clusters"):
+    if not isinstance(name_or_path, Path):
+        if _is_shipped(name_or_path, "clusters"):
+            return _shipped_cluster(name_or_path, num_chips)
         chip_name = chip_called(name_or_path)
         if chip_name:
             return _around_chip(ChipCluster(chip=chip_name), num_chips)
-    path = _find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips()))
+    return _cluster_in(_find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips())), num_chips)
+
+
+@session_cache(maxsize=64)
+def _shipped_cluster(name: str, num_chips: int | None) -> Cluster:
+    return _cluster_in(resource_dir("hardware_specs") / "clusters" / f"{name}.yaml", num_chips)
+
+
+def _cluster_in(path: Path, num_chips: int | None) -> Cluster:
+    """Return the cluster in a file, or around the chip in it."""
     text = read_text(path, "YAML file")
     content = parse_yaml(text, where=str(path))
     if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
@@ -200,7 +211,7 @@ def cluster_of(
 def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> "Calibration":
     """Load a shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
     check_path(name_or_path, "calibration")
-    for path in _calibration_paths(folders):
+    for path in _calibration_paths((*folders, _shipped_calibrations())):
         if path.stem == str(name_or_path):
             return _read_calibration(path)
     return _read_calibration(_find(name_or_path, "calibrations", "calibration", lambda: list_calibrations(folders)))
@@ -213,21 +224,33 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
     """
     check_name(chip, "chip", Chip, "give a chip's name")
     name = chip.name if isinstance(chip, Chip) else str(chip)
+    calibrations = [*_calibrations_in(folders, name), *_shipped_for(name)]
+    if not calibrations:
+        prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
+        calibrations += [prior] if prior else []
+    return tuple(calibrations)
+
+
+@lru_cache(maxsize=256)
+def _shipped_for(chip_name: str) -> "tuple[Calibration, ...]":
+    """Return the shipped calibrations for this chip."""
+    return tuple(_calibrations_in((_shipped_calibrations(),), chip_name))
+
+
+def _calibrations_in(folders: Iterable[Path], chip_name: str) -> "list[Calibration]":
+    """Return the calibrations in these folders for this chip; a relative's at this chip's power."""
     calibrations = []
     for path in _calibration_paths(folders):
         try:
-            mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
+            mentions = chip_name.encode(errors="replace") in read_bytes(path, "calibration")
         except InputError as error:
             raise InputError(f"{error}; make {path.name} readable or remove it") from error
         # A file without the name does not apply to the chip. One with it may contain a longer name, or mention the chip in its source.
         if mentions:
             calibration = _read_calibration(path)
-            if name in (*calibration.chips, *calibration.relatives):
-                calibrations.append(_at_power_of(name, calibration))
-    if not calibrations:
-        prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
-        calibrations += [prior] if prior else []
-    return tuple(calibrations)
+            if chip_name in (*calibration.chips, *calibration.relatives):
+                calibrations.append(_at_power_of(chip_name, calibration))
+    return calibrations
 
 
 def prior_for(chip: Chip) -> "Calibration | None":
@@ -240,7 +263,7 @@ def prior_for(chip: Chip) -> "Calibration | None":
 @lru_cache(maxsize=1)
 def measured_chips() -> "tuple[tuple[Calibration, Chip], ...]":
     """Return each shipped calibration with the chip that it was measured on."""
-    known = [_read_calibration(path) for path in _calibration_paths(())]
+    known = [_read_calibration(path) for path in _calibration_paths((_shipped_calibrations(),))]
     return tuple((calibration, load_chip(calibration.chips[0])) for calibration in known if calibration.chips)
 
 
@@ -305,10 +328,14 @@ def _names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (resource_dir("hardware_specs") / folder).glob("*.yaml")))
 
 
+def _shipped_calibrations() -> Path:
+    return resource_dir("hardware_specs") / "calibrations"
+
+
 def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
-    """Return the calibration files of these folders and the shipped ones, sorted in every folder."""
+    """Return the calibration files of these folders, sorted in every folder."""
     paths: list[Path] = []
-    for folder in (*folders, resource_dir("hardware_specs") / "calibrations"):
+    for folder in folders:
         with suppress(OSError, ValueError):  # a folder that is missing, has an invalid name or denies access
             paths += sorted(path for path in Path(folder).glob("*.yaml") if path.is_file())
     return paths

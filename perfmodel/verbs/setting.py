@@ -123,7 +123,7 @@ def make_setting(
         sentences.append(f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     named = stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
-    if profile is None or isinstance(profile, Name):
+    if SEPARATOR in named and (profile is None or isinstance(profile, Name)):
         sentences += _without_effect(named, of_plan)
     reference_given = (
         "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
@@ -134,7 +134,7 @@ def make_setting(
         calibration=reference_given,
         profile=named,
         rests_on=reference_given or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
+        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job.model)),
         notes=tuple(sentences),
     )
 
@@ -158,9 +158,8 @@ def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
     return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 
 
-def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
-    """Return the graph at each batch of a job that trains a built-in network; None for other jobs."""
-    model = job.model
+def _network_at(model: TransformerConfig | NetworkModel) -> Callable[[int], Graph] | None:
+    """Return the graph at each batch of a built-in network; None for a decoder."""
     if not isinstance(model, NetworkModel):
         return None
     if model.is_imported:
@@ -199,10 +198,7 @@ def constants_of(
     given = read_settings(settings)
     if profile is None or isinstance(profile, Name):
         profile = choose_profile(cluster.chip, stated(str(profile or default_profile(cluster.chip)), given))
-    return (
-        choose_calibration(cluster.chip, calibration),
-        with_stated(profile, given),
-    )
+    return choose_calibration(cluster.chip, calibration), with_stated(profile, given) if given else profile
 
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
@@ -326,12 +322,13 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if model is not None and job.seq_len > model.positions.max_position_embeddings:
         positions = f"is beyond the {model.positions.max_position_embeddings} positions of {model.name} (max_position_embeddings)"
         warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
-    if model is not None and (note := tower_note(model)):
-        warnings.append(note)
+    if model is not None and model.origin.left_out:
+        warnings.append(tower_note(model))
     if loss := default_loss(setting.estimator.profile):
         warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
-    unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
-    if unlike:
+    if setting.estimator.profile.release and (
+        unlike := unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
+    ):
         warnings.append(unlike)
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
         warnings.append(
