@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
@@ -90,18 +90,11 @@ class Word:
         """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        read_number, yes_or_no, text_of = _readers()
+        from perfmodel.foundation.values import read_integer, text_of, yes_or_no  # when the first value is read: `--help` reads none
+
         if self.kind is int:
-            return read_number(given, name, least=self.least, remedy="write 8")
+            return read_integer(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
-
-
-@cache
-def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
-    """Return readers by kind, imported when the first value is read: `--help` reads none."""
-    from perfmodel.foundation.values import read_integer, text_of, yes_or_no
-
-    return read_integer, yes_or_no, text_of
 
 
 def reader(module: str, function: str) -> Read:
@@ -140,13 +133,9 @@ def parts_of(record: Any) -> Mapping[str, type]:
     return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
 
 
-def words_of(*records: type) -> Mapping[str, Word]:
-    """Return the words of records by name, in their order, but for those that come last."""
-    return _words_of(cast(Any, records))
-
-
 @lru_cache(maxsize=64)
-def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
+def words_of(*records: Any) -> Mapping[str, Word]:
+    """Return the words of records by name, in their order, but for those that come last."""
     parts: list[Any] = [part for record in records for part in parts_of(record).values()]
     words = [(entry.name, entry.metadata["word"]) for part in parts for entry in fields(part)]
     return dict(sorted(words, key=lambda named: named[1].is_last))

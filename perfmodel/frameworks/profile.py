@@ -120,10 +120,6 @@ class ExecutionProfile(Grouped):
         """Framework whose published runs give the prediction error: the profile's own name, or that of the profile before a fit."""
         return framework_named(self.fitted.base or self.name)
 
-    @property
-    def has_host_floor(self) -> bool:
-        return max(self.timing.host_launch_time, self.timing.host_layer_time_per_tp_across_nodes) > 0
-
 
 def list_profiles() -> list[str]:
     return framework_names()

@@ -48,8 +48,9 @@ def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionPro
     """Return the operators that the profile runs in tiles."""
     rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
     form = profile.kernels.loss_form
-    losses = [op for op in graph.operators if op.kind == "cross_entropy" and op.backward]
-    for loss in losses if form not in (WHOLE_LOSS, UPCAST_LOSS) else ():
+    for loss in graph.operators if form not in (WHOLE_LOSS, UPCAST_LOSS) else ():
+        if loss.kind != "cross_entropy" or not loss.backward:
+            continue
         # from the product of the logits to the loss; only the inputs of the product are saved
         _, *before = members = _logit_operators(graph, loss)
         shares |= dict.fromkeys([op.output.tensor for op in before], _loss_share(graph, loss, form))
@@ -66,12 +67,11 @@ def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionPro
 
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
     """Return the share of the logits in memory at once, if `tokens_at_once` is 0."""
-    loss = next((op for op in graph.operators if op.name == graph.loss), None)
-    if profile.kernels.loss_form == WHOLE_LOSS or loss is None:
+    if profile.kernels.loss_form == WHOLE_LOSS or not graph.loss:
         return 1.0
     if profile.kernels.loss_form == UPCAST_LOSS:
         return UPCAST_SHARE
-    return _loss_share(graph, loss, profile.kernels.loss_form)
+    return _loss_share(graph, graph.operator(graph.loss), profile.kernels.loss_form)
 
 
 def tokens_at_once(loss: Operator, profile: ExecutionProfile) -> int:

@@ -121,6 +121,8 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/cluster_text.py`.
     """
     check_path(name_or_path, "cluster")
+    if isinstance(name_or_path, str) and _is_shipped(name_or_path, "clusters"):
+        return _shipped_cluster(name_or_path, num_chips)
     if str(name_or_path) == LOCALHOST:
         from perfmodel.hardware.local import local_cluster
 
@@ -132,8 +134,6 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     if stated is not None:
         return _around_chip(_named(stated), num_chips)
     if not isinstance(name_or_path, Path):
-        if _is_shipped(name_or_path, "clusters"):
-            return _shipped_cluster(name_or_path, num_chips)
         chip_name = chip_called(name_or_path)
         if chip_name:
             return _around_chip(ChipCluster(chip=chip_name), num_chips)

@@ -204,12 +204,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def recomputes_nothing_kept(plan: Plan) -> bool:
-    """Return whether selective recomputation of the core of attention has no effect, because a fused kernel saves nothing of it."""
-    is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
-    return plan.recompute is Recompute.SELECTIVE and plan.attention is AttentionKernel.FLASH and is_default
-
-
 def tokens_of_rank(plan: Plan) -> int:
     """Return the tokens of a micro-batch that one rank sends to experts."""
     return plan.micro_batch * plan.job.seq_len // (plan.layout.cp * plan.layout.tp)

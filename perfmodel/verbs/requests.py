@@ -187,7 +187,9 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     # in rising order, so that one network serves all numbers of chips
     for index in sorted(range(len(cases)), key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0):
         try:
-            placed[index] = _placed(*cases[index], plan, settings)
+            request, knobs = cases[index]
+            setting = _setting(request, plan, settings) if len(cases) > 1 else setting_of_request(request, plan=plan)
+            placed[index] = _placed(request, knobs, plan, setting)
         except InputError as error:
             outcomes[index] = error
     groups: dict[tuple[Any, ...], list[int]] = {}  # plans of a group differ in sizes that are columns of one program
@@ -229,8 +231,7 @@ class _Placed:
     plan: Plan
 
 
-def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tuple[int, ...], Setting]) -> _Placed:
-    setting = _setting(request, plan, settings)
+def _placed(request: Request, knobs: Knobs, plan: Plan | None, setting: Setting) -> _Placed:
     notes = setting.notes
     if plan is None:
         wanted = plan_in(setting, knobs)

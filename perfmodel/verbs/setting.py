@@ -18,10 +18,10 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
-from perfmodel.parallel.choices import rules_of_form
+from perfmodel.parallel.choices import AttentionKernel, Recompute, rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, check_expert_knobs, make_plan
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.verbs.settable import attention_note, default_loss, small_loss
 from perfmodel.workload.config import TransformerConfig
@@ -108,6 +108,7 @@ def make_setting(
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
+    network_at = network_at or _network_at(job.model)
     reference, found_cluster = find_cluster(cluster, chips)
     chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
     sentences = [*notes]
@@ -134,7 +135,7 @@ def make_setting(
         calibration=reference_given,
         profile=named,
         rests_on=reference_given or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job.model)),
+        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at),
         notes=tuple(sentences),
     )
 
@@ -188,8 +189,8 @@ def constants_of(
     cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: SettingValues = None
 ) -> tuple[Calibration, ExecutionProfile]:
     """Return calibration and profile: objects unchanged, names and paths loaded, None by the cluster's chip. settings: of the framework."""
-    from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
-    from perfmodel.frameworks.profile import ExecutionProfile
+    from perfmodel.cost.resolve import choose_calibration, default_profile
+    from perfmodel.frameworks.profile import ExecutionProfile, load_profile
     from perfmodel.hardware.calibration import Calibration
 
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
@@ -197,7 +198,7 @@ def constants_of(
             check_name(value, field, kind, f"see `perfmodel {field}s`")
     given = read_settings(settings)
     if profile is None or isinstance(profile, Name):
-        profile = choose_profile(cluster.chip, stated(str(profile or default_profile(cluster.chip)), given))
+        profile = load_profile(stated(str(profile or default_profile(cluster.chip)), given))
     return choose_calibration(cluster.chip, calibration), with_stated(profile, given) if given else profile
 
 
@@ -286,11 +287,13 @@ def default_recompute(setting: Setting, knobs: Knobs) -> str:
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
     """Return the knobs with the rules of the stated form of context parallelism. before: degrees of a plan that they change."""
-    degrees = {"cp": 1, "tp": 1, **before} | {name: given[name] for name in ("cp", "tp") if name in given}
-    rules = rules_of_form(setting.estimator.profile.communication.context_form, **degrees)
+    cp, tp = given.get("cp", before.get("cp", 1)), given.get("tp", before.get("tp", 1))
+    rules = rules_of_form(setting.estimator.profile.communication.context_form, cp=cp, tp=tp)
     if rules is None or "rules" in given:
         return given
-    return {**{name: value for name, value in given.items() if name != "sequence_parallel"}, "rules": rule_set_of(rules)}
+    given = {**given, "rules": rule_set_of(rules)}
+    given.pop("sequence_parallel", None)
+    return given
 
 
 def placed(plan: Plan, setting: Setting) -> Plan:
@@ -342,7 +345,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if held := prediction.conditions.host_memory:
         excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
         warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
-    if recomputes_nothing_kept(prediction.plan):
+    recomputes, is_core = prediction.plan.recompute, prediction.plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
+    if recomputes is Recompute.SELECTIVE and prediction.plan.attention is AttentionKernel.FLASH and is_core:
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
         warnings.append(

@@ -137,8 +137,12 @@ class _Backward:
         The output of a recomputed function is read by its consumers, and its saved tensors by its own operators. Its inputs stay alive for
         all of it, in addition to any copies that it makes.
         """
-        inside = [op for op in self.operators if op.name in core]
-        outputs, names = {op.output.tensor for op in inside}, {op.name for op in self.operators}
+        inside, outputs, names = list[Operator](), set[str](), set[str]()
+        for op in self.operators:
+            names.add(op.name)
+            if op.name in core:
+                inside.append(op)
+                outputs.add(op.output.tensor)
         for kept in self.saved:
             term, holders = self.terms.number(kept.amount), names.intersection(kept.holders)
             within = holders.intersection(core)

@@ -75,8 +75,8 @@ class _Forward:
         output_positions = {op.output.tensor: position for position, op in enumerate(self.operators)}
         positions = {op.name: position for position, op in enumerate(self.operators)}
         for saved in stays:
-            before_first = min((positions[name] for name in saved.holders if name in positions), default=0) - 0.5
-            is_gathered = any((name, saved.tensor) in self.gathered for name in saved.holders)
+            before_first = min([positions[name] for name in saved.holders if name in positions], default=0) - 0.5
+            is_gathered = not self.gathered.keys().isdisjoint([(name, saved.tensor) for name in saved.holders])
             available_at = before_first if is_gathered else output_positions.get(saved.tensor, positions.get(saved.tensor, before_first))
             self.awaited.append((available_at, self.terms.number(saved.amount)))
 
@@ -84,13 +84,13 @@ class _Forward:
         """Set the reductions and gathers of each tensor, the storages that tensors share, and the layout of each consumer."""
         sharded, number = self.sharded, self.terms.number
         self.partial_sums = {*sharded.joined, *sharded.joined.values()}
-        for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):
-            for row in sharded.traffic_of(tensor, Pass.FORWARD):
-                if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
-                    self.summed[tensor] = row.axes
-                elif row.kind is CollectiveKind.ALL_GATHER:
-                    self.gathered[row.operator, tensor] = number(row.amount, row.axes)
         for op in self.operators:
+            for operand in op.operands:
+                for row in sharded.traffic_of(operand.tensor, Pass.FORWARD):
+                    if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+                        self.summed[operand.tensor] = row.axes
+                    elif row.kind is CollectiveKind.ALL_GATHER:
+                        self.gathered[row.operator, operand.tensor] = number(row.amount, row.axes)
             inputs, handed = sharded.activations[op.name], sharded.handed[op.name]
             for operand in inputs:
                 read = self.as_made(operand.tensor) if operand.tensor in self.partial_sums else self.terms.size(op, operand)
