@@ -295,9 +295,10 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
 
 def host_memory(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the bytes that offloading keeps in host memory, for the rank with most: activations, weights, optimizer state. [byte]"""
-    profile = on_chip(estimator.profile)
-    if profile == estimator.profile:
+    activations, state = estimator.profile.activations, estimator.profile.state
+    if not (activations.offloads_checkpoints or activations.offloads_activations or state.offloads_optimizer or state.offloads_parameters):
         return 0.0
+    profile = on_chip(estimator.profile)
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.optimizer.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     on_chips = replace(estimator, profile=profile, programs=programs)

@@ -417,7 +417,7 @@ class _Compilation:
             factor=np.array(factors)[:, None],
             group=group[row_terms],
             starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.intp),
-            of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.intp),
+            of=np.array([0, *accumulate([len(case) or 1 for case in cases])][:-1], dtype=np.intp),
             backward=backward,
             forward=forward,
             delayed=delayed,

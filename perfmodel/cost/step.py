@@ -310,10 +310,13 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
-    """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
+    """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]
+
+    It matters for collectives that the chip has not executed yet, and is 0 if the allocator of the framework does not wait for them.
+    """
     regions = micro.program.regions
     inner, is_block = inner_regions(regions), block_rows(regions)
-    if not inner:
+    if not inner or not profile.allocator.delayed_collectives:
         return 0.0 * tp
     core, rest, tail, backward = phase_times(micro, profile)[0]
     forward_host, backward_host = host_times(micro, profile, recompute, tp)

@@ -133,9 +133,13 @@ def parts_of(record: Any) -> Mapping[str, type]:
     return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
 
 
-@lru_cache(maxsize=64)
-def words_of(*records: Any) -> Mapping[str, Word]:
+def words_of(*records: type) -> Mapping[str, Word]:
     """Return the words of records by name, in their order, but for those that come last."""
+    return _words_of(cast(Any, records))
+
+
+@lru_cache(maxsize=64)
+def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
     parts: list[Any] = [part for record in records for part in parts_of(record).values()]
     words = [(entry.name, entry.metadata["word"]) for part in parts for entry in fields(part)]
     return dict(sorted(words, key=lambda named: named[1].is_last))

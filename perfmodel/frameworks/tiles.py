@@ -6,7 +6,7 @@ traffic stays the same, and recomputation is work of backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
@@ -125,11 +125,10 @@ def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float
 
 def with_traffic(op: Operator, graph: Graph, *, factor: float = 1.0) -> Operator:
     """Return the operator with explicit bytes for all accesses, times `factor`: traffic does not shrink with the live share."""
-
-    def sized(works: tuple[Work, ...]) -> Iterator[Work]:
+    passes: list[list[Work]] = [[], []]
+    for sized, works in zip(passes, (op.forward, op.backward), strict=True):
         for work in works:
             if isinstance(work, Stream):
                 work = replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data) * factor) for data in work.accesses))
-            yield work
-
-    return replace(op, forward=tuple(sized(op.forward)), backward=tuple(sized(op.backward)))
+            sized.append(work)
+    return replace(op, forward=tuple(passes[0]), backward=tuple(passes[1]))

@@ -95,7 +95,7 @@ def chip_called(text: str) -> str:
     if not matches:  # by the prefixes `h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`
         matches = [name for name in names if wanted in map(_plain_name, accumulate(name.split("-")))]
     if not matches:
-        matches = [name for name in names if wanted in map(_plain_name, _also_called(name))]
+        matches = [name for name in names if wanted in map(_plain_name, map(str, read_yaml(_shipped("chips", name)).get("aliases", ())))]
     if len(matches) > 1:
         clusters = [name for name in list_clusters() if wanted in _plain_name(name)]
         remedy = "give one of them" + (f", or a cluster: {', '.join(clusters)}" if clusters else "")
@@ -105,12 +105,6 @@ def chip_called(text: str) -> str:
 
 def _plain_name(text: str) -> str:
     return "".join(char for char in text.lower() if char.isalnum())
-
-
-@lru_cache(maxsize=256)
-def _also_called(name: str) -> tuple[str, ...]:
-    data = read_yaml(resource_dir("hardware_specs") / "chips" / f"{name}.yaml")
-    return tuple(str(alias) for alias in data.get("aliases", ()))
 
 
 def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> Cluster:
@@ -142,16 +136,15 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
 
 @session_cache(maxsize=64)
 def _shipped_cluster(name: str, num_chips: int | None) -> Cluster:
-    return _cluster_in(resource_dir("hardware_specs") / "clusters" / f"{name}.yaml", num_chips)
+    return _cluster_in(_shipped("clusters", name), num_chips)
 
 
 def _cluster_in(path: Path, num_chips: int | None) -> Cluster:
     """Return the cluster in a file, or around the chip in it."""
-    text = read_text(path, "YAML file")
-    content = parse_yaml(text, where=str(path))
+    content = read_yaml(path)
     if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
         return _around_chip(state_chip_cluster(path), num_chips)
-    cluster = _cluster_of(content, text, str(path), is_shipped(path), path.parent)
+    cluster = _cluster_of(content, str(path), is_shipped(path), path.parent)
     return cluster if num_chips is None else cluster.with_chips(num_chips)
 
 
@@ -352,7 +345,7 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
             )
         return path
     if _is_shipped(text, folder):
-        return resource_dir("hardware_specs") / folder / f"{text}.yaml"
+        return _shipped(folder, text)
     raise InputError(
         f"{what}={one_line(text, 60)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; "
         f"{'a chip or ' if folder == 'clusters' else ''}a path works too)"
@@ -361,8 +354,11 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
 
 def _is_shipped(name: str, folder: str) -> bool:
     is_name = bool(name) and not name.startswith(".") and not {"/", "\\"} & set(name)
-    # pathlib raises for a name too long
-    return is_name and os.path.isfile(resource_dir("hardware_specs") / folder / f"{name}.yaml")
+    return is_name and os.path.isfile(_shipped(folder, name))  # pathlib raises for a name too long
+
+
+def _shipped(folder: str, name: str) -> Path:
+    return resource_dir("hardware_specs") / folder / f"{name}.yaml"
 
 
 @contextmanager
@@ -504,11 +500,11 @@ def _calibration_of(text: str, path: Path) -> "Calibration":
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
     """Parse the text of a cluster file whose chip is a shipped one."""
-    return _cluster_of(parse_yaml(text, where=where), text, where)
+    return _cluster_of(parse_yaml(text, where=where), where)
 
 
-def _cluster_of(data: Mapping[str, Any], text: str, where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
-    """Build a cluster from the data of a text. folder: base of the path of a chip file; None: the chip is given by name."""
+def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
+    """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
     if "pools" in data:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import MixedClusterFile
@@ -523,14 +519,8 @@ def _cluster_of(data: Mapping[str, Any], text: str, where: str, is_shipped: bool
 
         check(ClusterFile, data, where=where)
     chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
-    return _equal_chips_of(text, where, chip)
-
-
-@session_cache(maxsize=64)
-def _equal_chips_of(text: str, where: str, chip: Chip) -> Cluster:
-    """Build a cluster of equal chips from its text: of an edited file, or of another chip, it is another one."""
     with _located(where):
-        return _cluster(parse_yaml(text, where=where), chip)
+        return _cluster(data, chip)
 
 
 _NODE_TYPE = ("chip", "chips_per_node", "tiers")

@@ -319,7 +319,7 @@ def predict_in_columns(
 
 def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     """Return the prediction with the names of its setting, and with the warnings of its plan, model and cluster."""
-    job = prediction.plan.job
+    job, profile = prediction.plan.job, setting.estimator.profile
     model = job.model if isinstance(job.model, TransformerConfig) else None
     warnings = [*prediction.warnings, *setting.notes]
     if model is not None and job.seq_len > model.positions.max_position_embeddings:
@@ -327,11 +327,9 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
     if model is not None and model.origin.left_out:
         warnings.append(tower_note(model))
-    if loss := default_loss(setting.estimator.profile):
+    if loss := default_loss(profile):
         warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
-    if setting.estimator.profile.release and (
-        unlike := unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
-    ):
+    if profile.release and (unlike := unlike_recipe(profile, prediction.plan, setting.cluster.chip.name)):
         warnings.append(unlike)
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
         warnings.append(
@@ -352,10 +350,10 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    if model is not None and (kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)):
+    if model is not None and (kernel := attention_note(prediction, profile, setting.estimator.machine)):
         warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
-    loss = small_loss(setting.estimator.profile) if at_loss else ""
+    loss = small_loss(profile) if at_loss else ""
     conditions = replace(prediction.conditions, calibration=setting.rests_on, small_loss=loss)
     return replace(prediction, plan=placed(prediction.plan, setting), conditions=conditions, warnings=tuple(dict.fromkeys(warnings)))
 

@@ -270,18 +270,18 @@ class _Backward:
             storage = full
         # tensors that are added before they are reduced share one gradient
         first = sharded.joined.get(tensor, tensor)
-        together = [first, *(other for other, lead in sharded.joined.items() if lead == first)]
+        together = [first, *[other for other, lead in sharded.joined.items() if lead == first]]
         traffic = [t for name in together for t in sharded.traffic_of(name, Pass.BACKWARD)]
         if storage.is_arrived or not traffic or not sharded.graph.tensors[tensor].is_stored:
             return storage
         size = self.terms.size(op, op.output)
         result = _Storage((number(size),), is_arrived=True)
         copies: list[Term] = []
-        is_streamed = any(i in reader.streamed for reader, i in sharded.graph.consumers(tensor))
-        if self.profile.kernels.redistribution_copies and not is_streamed:
+        streaming = [reader for reader, i in sharded.graph.consumers(tensor) if i in reader.streamed]
+        if self.profile.kernels.redistribution_copies and not streaming:
             copies = [number(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # a single copy if no axis has more than one rank: then nothing is redistributed
-        self.note(number(size, frozenset(axis for t in traffic for axis in t.axes)), *copies)
+        self.note(number(size, frozenset([axis for t in traffic for axis in t.axes])), *copies)
         self.add(result.terms)
         self.free(storage)
         for other in together:

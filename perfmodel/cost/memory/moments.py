@@ -59,7 +59,6 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
     program = micro.program
-    exchanged = exchanged_passes(micro, profile, recompute)
     for region, it in enumerate(program.regions):
         again = recompute if it.is_block else Recompute.NONE
         first = program.peaks.backward[region, again]
@@ -75,7 +74,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                overlapped, exchanges = forward[-1] + kept[region], (exchanged[0] + exchanged[1])[region] > 0.0
+                overlapped, exchanges = forward[-1] + kept[region], exchanged_passes(micro, profile, recompute).sum(axis=0)[region] > 0.0
                 leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone

@@ -198,8 +198,10 @@ class ShardedGraph:
     @cached_property
     def activations(self) -> Mapping[str, list[Operand]]:
         """Activations among the inputs of each operator."""
-        tensors = self.graph.tensors
-        return {op.name: [o for o in op.inputs if tensors[o.tensor].role is TensorRole.ACTIVATION] for op in self.graph.operators}
+        tensors, activations = self.graph.tensors, dict[str, list[Operand]]()
+        for op in self.graph.operators:
+            activations[op.name] = [operand for operand in op.inputs if tensors[operand.tensor].role is TensorRole.ACTIVATION]
+        return activations
 
     @cached_property
     def handed(self) -> Mapping[str, list[Operand]]:
@@ -264,7 +266,7 @@ class ShardedGraph:
         head (`is_expanded`). Of an input that is streamed in blocks, a rank holds its own block.
         """
         maker, dims = self.graph.producer(operand.tensor), operand.dims
-        if maker is not None and op.streams(operand):
+        if maker is not None and op.streamed and op.streams(operand):
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
             dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.roles.stretched)

@@ -77,7 +77,7 @@ def attention(
     num_keys = prod(dims[dim] for dim in keys)
     window = causal.window if causal is not None and causal.window < num_keys else 0
     chosen = causal.chosen if causal is not None else None
-    inputs = (q, k, v, *(operand for operand in (sinks, chosen) if operand is not None))
+    inputs = (q, k, v, *[operand for operand in (sinks, chosen) if operand is not None])
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
@@ -104,10 +104,10 @@ def attention(
             )
         ),
         saved=(
-            *(
+            *[
                 Data(extent=_entries(dims, operand, width), of=position)
                 for position, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
-            ),
+            ],
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
             *((Data(extent=extent(dims, chosen.dims), of=len(inputs) - 1),) if chosen is not None else ()),
         ),
