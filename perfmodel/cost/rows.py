@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, starmap
 from operator import attrgetter
 
 import numpy as np
@@ -352,21 +352,6 @@ class RowCompiler:
                     entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries_of_kind
                 ]
         entries = {kind: _rows(self._entries[kind], columns) for kind, columns in _COLUMNS.items()}
-        return TimedRows(
-            **entries,
-            amounts=self._arrays(),
-            cached=tuple(self._cached),
-            experts=tuple(self._experts),
-            copies=tuple(self._copies),
-            activation_bytes=self.activation_bytes,
-            attention_behaviours=tuple(self._behaviours),
-            attention_kernel=attention_kernel,
-            num_segments=num_segments,
-            num_traffic_segments=num_traffic_segments,
-            has_sends=bool((entries["traffic"].columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
-        )
-
-    def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
         batch_dims = {"": 0}
         batch = [batch_dims.setdefault(a.batch_dim, len(batch_dims)) for a in amounts]
@@ -374,7 +359,7 @@ class RowCompiler:
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         parts = np.array([float(a.parts) for a in amounts])[:, None]
-        return Amounts(
+        arrays = Amounts(
             base=np.array([a.base for a in amounts])[:, None],
             batch=np.array(batch, dtype=np.int64),
             batch_dims=tuple(batch_dims),
@@ -386,11 +371,24 @@ class RowCompiler:
             masks=tuple(self._masks),
             times=np.array(times, dtype=np.int64) if any(times) else None,
         )
+        return TimedRows(
+            **entries,
+            amounts=arrays,
+            cached=tuple(self._cached),
+            experts=tuple(self._experts),
+            copies=tuple(self._copies),
+            activation_bytes=self.activation_bytes,
+            attention_behaviours=tuple(self._behaviours),
+            attention_kernel=attention_kernel,
+            num_segments=num_segments,
+            num_traffic_segments=num_traffic_segments,
+            has_sends=bool((entries["traffic"].columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
+        )
 
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
     """Return rows of (segment, name, columns) without repeats or accesses."""
-    return _rows([_Entry(*entry) for entry in entries], columns)
+    return _rows([*starmap(_Entry, entries)], columns)
 
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:

@@ -92,6 +92,7 @@ class Bytes:
     optimizer: OptimizerBytes
 
 
+@session_cache(maxsize=64)
 def element_bytes(
     policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile, projection: Projection = NO_PROJECTION
 ) -> Bytes:

@@ -143,8 +143,7 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     if settings:
         return with_stated(load_profile(framework), settings)
     is_file = Path(framework).suffix in (".yaml", ".yml")
-    shipped = None if is_file else _shipped_profile(framework)
-    if shipped is not None:
+    if not is_file and (shipped := _shipped_profile(framework)) is not None:
         return shipped
     if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
         based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())

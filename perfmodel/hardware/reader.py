@@ -141,10 +141,11 @@ def _shipped_cluster(name: str, num_chips: int | None) -> Cluster:
 
 def _cluster_in(path: Path, num_chips: int | None) -> Cluster:
     """Return the cluster in a file, or around the chip in it."""
-    content = read_yaml(path)
+    text = read_text(path, "YAML file")
+    content = parse_yaml(text, where=str(path))
     if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
         return _around_chip(state_chip_cluster(path), num_chips)
-    cluster = _cluster_of(content, str(path), is_shipped(path), path.parent)
+    cluster = _cluster_of(content, text, str(path), is_shipped(path), path.parent)
     return cluster if num_chips is None else cluster.with_chips(num_chips)
 
 
@@ -500,11 +501,11 @@ def _calibration_of(text: str, path: Path) -> "Calibration":
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
     """Parse the text of a cluster file whose chip is a shipped one."""
-    return _cluster_of(parse_yaml(text, where=where), where)
+    return _cluster_of(parse_yaml(text, where=where), text, where)
 
 
-def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
-    """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
+def _cluster_of(data: Mapping[str, Any], text: str, where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
+    """Build a cluster from the data of a text. folder: base of the path of a chip file; None: the chip is given by name."""
     if "pools" in data:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import MixedClusterFile
@@ -519,8 +520,14 @@ def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, f
 
         check(ClusterFile, data, where=where)
     chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
+    return _equal_chips_of(text, where, chip)
+
+
+@session_cache(maxsize=64)
+def _equal_chips_of(text: str, where: str, chip: Chip) -> Cluster:
+    """Build a cluster of equal chips from its text: of an edited file, or of another chip, it is another one."""
     with _located(where):
-        return _cluster(data, chip)
+        return _cluster(parse_yaml(text, where=where), chip)
 
 
 _NODE_TYPE = ("chip", "chips_per_node", "tiers")

@@ -379,7 +379,10 @@ def _check_degrees(plan: Plan) -> None:
             f"tp={layout.tp}: the rule set {rules.name} speaks of one part of it, tp_kv or tp_q: tp must "
             + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
         )
-    _check_experts(plan)
+    if plan.has_experts:
+        _check_experts(plan)
+    else:
+        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
     condition = broken(rules, model, seq_len, **degrees)
     if condition is None:
         return
@@ -404,9 +407,7 @@ def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
 def _check_experts(plan: Plan) -> None:
     """Check that experts are sharded evenly, and that their mesh folds over that of attention."""
     layout, experts = plan.layout, plan.job.transformer.parts.experts
-    if experts is None:
-        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
-        return
+    assert experts is not None
     if plan.ep > 1 and "ep" not in plan.rules.axes:
         raise bad_field("ep", plan.ep, f"the rule set {plan.rule_set} does not cut experts", "use ep=1 or other rules")
     if experts.num_experts % plan.ep:

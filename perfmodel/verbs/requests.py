@@ -195,7 +195,8 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     groups: dict[tuple[Any, ...], list[int]] = {}  # plans of a group differ in sizes that are columns of one program
     for index, case in placed.items():
         rule = case.request.memory_headroom, case.request.risk
-        groups.setdefault((*rule, *case.setting.estimator.shared_by_columns(case.plan)), []).append(index)
+        shared = case.setting.estimator.shared_by_columns(case.plan) if len(placed) > 1 else ()
+        groups.setdefault((*rule, *shared), []).append(index)
     for indices in groups.values():
         for begin in range(0, len(indices), _MOST_COLUMNS):
             columns = indices[begin : begin + _MOST_COLUMNS]

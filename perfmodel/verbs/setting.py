@@ -343,8 +343,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if held := prediction.conditions.host_memory:
         excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
         warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
-    recomputes, is_core = prediction.plan.recompute, prediction.plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
-    if recomputes is Recompute.SELECTIVE and prediction.plan.attention is AttentionKernel.FLASH and is_core:
+    core = (Recompute.SELECTIVE, DEFAULT_RECOMPUTE_OPERATORS, AttentionKernel.FLASH)
+    if (prediction.plan.recompute, prediction.plan.recompute_operators, prediction.plan.attention) == core:
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
         warnings.append(

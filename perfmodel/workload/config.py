@@ -302,8 +302,10 @@ class TransformerConfig(Grouped):
     def num_parameters(self) -> int:
         """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
         of the same config reports."""
-        outside = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
-        return outside + sum(kind.count * sum(shape.num_elements for shape in self.layer_shapes(kind)) for kind in self.layer_kinds)
+        total = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
+        for kind in self.layer_kinds:
+            total += kind.count * sum(shape.num_elements for shape in shapes_of_layer(self, kind))
+        return total
 
     @property
     def num_active_parameters(self) -> int:

@@ -140,20 +140,10 @@ def nemotron_experts(fields: ConfigFields, known: Values) -> Values:
 RULES: Mapping[str, Callable[[ConfigFields, Values], Values]] = {
     rule.__name__: rule
     for rule in (
-        qwen_window,
-        exaone_window,
-        rotary_with_window,
-        no_rotary_layers,
-        dense_width_and_chunks,
-        falcon_block,
-        expert_groups,
-        one_key_of_each_head,
-        one_indexer_of_each_layer,
-        softmax_attention_only,
-        mtp_modules,
-        nemotron_experts,
+        qwen_window, exaone_window, rotary_with_window, no_rotary_layers, dense_width_and_chunks, falcon_block, expert_groups,
+        one_key_of_each_head, one_indexer_of_each_layer, softmax_attention_only, mtp_modules, nemotron_experts,
     )
-}
+}  # fmt: skip
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------
