@@ -105,6 +105,8 @@ class Estimator:
 
     def for_job(self, job: TrainingJob) -> Estimator:
         """Return the estimator of a job that differs only in batch and sequence length; it shares the cached costs."""
+        if job == self.job:
+            return self
         other = replace(self, job=job, programs=self.programs.for_job(job))
         other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other

@@ -198,7 +198,8 @@ def constants_of(
             check_name(value, field, kind, f"see `perfmodel {field}s`")
     given = read_settings(settings)
     if profile is None or isinstance(profile, Name):
-        profile = load_profile(stated(str(profile or default_profile(cluster.chip)), given))
+        name = str(profile or default_profile(cluster.chip))
+        profile = load_profile(stated(name, given) if given else name)
     return choose_calibration(cluster.chip, calibration), with_stated(profile, given) if given else profile
 
 
