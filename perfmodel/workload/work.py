@@ -38,6 +38,11 @@ class Data:
     is_gradient: bool = False
     itemsize: float = 0.0
 
+    @property
+    def gradient(self) -> Data:
+        """The same elements of the operand's gradient."""
+        return Data(extent=self.extent, of=self.of, is_gradient=True, itemsize=self.itemsize)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
