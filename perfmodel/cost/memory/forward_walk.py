@@ -31,7 +31,7 @@ class _Forward:
     summed, gathered   reduction axes of a tensor; the all-gather buffer of an operator's input
     partial_sums  partial sums that are added to others before they are reduced
     storage       tensors that share a storage, by the name of the first
-    positions     positions of operators; made, ends: of the producer of a tensor, and of the last operator of a group
+    positions     positions of operators; outputs, ends: of the producer of a tensor, and of the last operator of a group
     readers       each tensor in the layouts of its consumers
     live          tensors that are not saved, with the number of reads that remain
     awaited       saved tensors not yet produced, with the position at which they are
@@ -47,7 +47,7 @@ class _Forward:
     partial_sums: set[str] = field(default_factory=set)
     storage: dict[str, str] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    made: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[Term]] = field(default_factory=dict)
     live: dict[str, tuple[Term, int]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Forward:
         for saved in stays:
             before_first = min([positions[name] for name in saved.holders if name in positions], default=0) - 0.5
             is_gathered = not self.gathered.keys().isdisjoint([(name, saved.tensor) for name in saved.holders])
-            available_at = before_first if is_gathered else self.made.get(saved.tensor, positions.get(saved.tensor, before_first))
+            available_at = before_first if is_gathered else self.outputs.get(saved.tensor, positions.get(saved.tensor, before_first))
             self.awaited.append((available_at, self.terms.number(saved.amount)))
 
     def set_edges(self) -> None:
@@ -88,7 +88,7 @@ class _Forward:
         sharded, number = self.sharded, self.terms.number
         self.partial_sums = {*sharded.joined, *sharded.joined.values()}
         for position, op in enumerate(self.operators):
-            self.positions[op.name] = self.made[op.output.tensor] = self.ends[op.group] = position
+            self.positions[op.name] = self.outputs[op.output.tensor] = self.ends[op.group] = position
             for operand in op.operands:
                 for row in sharded.traffic_of(operand.tensor, Pass.FORWARD):
                     if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
