@@ -156,8 +156,7 @@ def load_profile(name: str | Path) -> ExecutionProfile:
 
 @lru_cache(maxsize=64)
 def _shipped_profile(name: str) -> ExecutionProfile | None:
-    data = shipped_fields(name)
-    return None if data is None else _profile_from(data, name)
+    return None if (data := shipped_fields(name)) is None else _profile_from(data, name)
 
 
 @session_cache(maxsize=64)

@@ -187,9 +187,9 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     # in rising order, so that one network serves all numbers of chips
     for index in sorted(range(len(cases)), key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0):
         try:
-            request, knobs = cases[index]
+            request = cases[index][0]
             setting = _setting(request, plan, settings) if len(cases) > 1 else setting_of_request(request, plan=plan)
-            placed[index] = _placed(request, knobs, plan, setting)
+            placed[index] = _placed(*cases[index], plan, setting)
         except InputError as error:
             outcomes[index] = error
     groups: dict[tuple[Any, ...], list[int]] = {}  # plans of a group differ in sizes that are columns of one program

@@ -142,12 +142,10 @@ def make_setting(
 
 def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
     """Return notes on settings that do not change their profile, except those of a plan."""
-    ref = FrameworkRef.parse(profile)
-    if not ref.settings:
-        return []
     from perfmodel.frameworks.profile import load_profile
     from perfmodel.frameworks.settings import with_settings
 
+    ref = FrameworkRef.parse(profile)
     base = load_profile(ref.name)
     idle = {}
     for setting, value in ref.settings.items():  # one by one, since one may need another
