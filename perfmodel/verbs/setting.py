@@ -126,15 +126,13 @@ def make_setting(
     named = stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
     if SEPARATOR in named and (profile is None or isinstance(profile, Name)):
         sentences += _without_effect(named, of_plan)
-    reference_given = (
-        "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
-    )
+    measured = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
         cluster=found_cluster,
-        calibration=reference_given,
+        calibration=measured,
         profile=named,
-        rests_on=reference_given or calibration_reference(chosen),
+        rests_on=measured or calibration_reference(chosen),
         estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at),
         notes=tuple(sentences),
     )
