@@ -134,7 +134,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
         for number, region in zip(runs, program.regions, strict=True)
         for phase in PHASES
     ]
-    values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
+    values, _ = amount_values(program.rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     amount = values[:, 0]
     _count_flops(counts, program, plan, coordinates, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)
@@ -302,7 +302,7 @@ def _count_exchanges(
     for row, cell in enumerate(program.rows.traffic.segments):
         repeats = times[cell // len(COMM)]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
-        axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
+        axes = mesh.name(program.rows.amounts.masks[columns["group"][row]], kind)
         # shares of rows may be no binary fractions
         counts.add_collective(kind, axes, repeats, float(np.rint(repeats * amount[columns["amount"][row]])))
     p, last = plan.layout.pp, plan.layout.pp * plan.virtual_stages - 1

@@ -49,6 +49,7 @@ from perfmodel.cost.update import element_bytes, on_chip
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_headroom import MemoryRule, fit_probability, memory_rule
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import at_release
@@ -104,6 +105,8 @@ class Estimator:
 
     def for_job(self, job: TrainingJob) -> Estimator:
         """Return the estimator of a job that differs only in batch and sequence length; it shares the cached costs."""
+        if job == self.job:
+            return self
         other = replace(self, job=job, programs=self.programs.for_job(job))
         other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other
@@ -184,7 +187,8 @@ def make_estimator(
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
     """Return the estimator of a job. The machine gets the rates of the framework, and the profile those of its release."""
-    profile = at_release(profile, job, cluster.chip.name)
+    if profile.release:
+        profile = at_release(profile, job, cluster.chip.name)
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
         machine = replace(machine, low=with_rates_of(profile, machine.low))
@@ -207,6 +211,7 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
     return replace(estimator, programs=programs.kept())
 
 
+@session_cache(maxsize=64)
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     """Return the machine with the framework's matmul rates, attention kernel and algorithms of collectives, where these differ."""
     if profile.communication.flat_rings:
@@ -292,9 +297,10 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
 
 def host_memory(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the bytes that offloading keeps in host memory, for the rank with most: activations, weights, optimizer state. [byte]"""
-    profile = on_chip(estimator.profile)
-    if profile == estimator.profile:
+    activations, state = estimator.profile.activations, estimator.profile.state
+    if not (activations.offloads_checkpoints or activations.offloads_activations or state.offloads_optimizer or state.offloads_parameters):
         return 0.0
+    profile = on_chip(estimator.profile)
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.optimizer.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     on_chips = replace(estimator, profile=profile, programs=programs)
@@ -325,11 +331,12 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     # the output matrix multiplies every token, tied or not; input embeddings are lookups
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
-    graph = estimator.programs.graph(plan.attention, plan.dispatcher)
-    frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
-    if frozen:
-        # the model's weights are frozen; trained adapters come in addition
-        dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
+    if not job.train.is_full:
+        graph = estimator.programs.graph(plan.attention, plan.dispatcher)
+        frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
+        if frozen:
+            # the model's weights are frozen; trained adapters come in addition
+            dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
     # with a sliding window, a query is multiplied with the keys of the window only
     mask = causal_mask(model, job.seq_len)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len

@@ -5,8 +5,6 @@ The host runs ahead of the chip, so a pass takes the longer of its device time a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,12 +43,13 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
         if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
             kernels[op.name] = 0.0, 0.0
             continue
-        forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
-        backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
+        forward, backward = float(sum(map(_kernels, op.forward))), float(sum(map(_kernels, op.backward)))
+        if op.is_attention:
+            backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
         if op.kind in KERNELS:
             # the profile's traffic lies between that of one fused kernel and that of separate kernels
             kind = KERNELS[op.kind]
-            share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
+            share = max(0.0, (getattr(profile.kernels, kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
             forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
         if op.backward:
             backward += sum(operand.tensor in graph.trained for operand in op.inputs)
@@ -103,17 +102,14 @@ def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) 
     return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))
 
 
-def collective_launches(rows: TimedRows, sizes: Array) -> Any:
-    """Return [traffic segments, columns] issued collectives: those of groups of more than one rank. sizes: of the groups, by mask."""
-    return summed(has_several(rows.traffic.columns["group"], sizes), rows.traffic, rows.num_traffic_segments)
+def collective_launches(rows: TimedRows, sizes: Array) -> tuple[Array, Array | None]:
+    """Return [traffic segments, columns] issued collectives: those of groups of more than one rank. sizes: of the groups, by mask.
 
-
-def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
-    """Return [traffic segments, columns] collectives before which the host waits for counted sizes; None: there are none."""
-    counted = rows.traffic.columns["counted"]
-    if not counted.any():
-        return None
-    return summed(has_several(rows.traffic.columns["group"], sizes) * counted[:, None], rows.traffic, rows.num_traffic_segments)
+    The second are those before which the host waits for counted sizes; None: there are none.
+    """
+    traffic, number, counted = rows.traffic, rows.num_traffic_segments, rows.traffic.columns["counted"]
+    issued = has_several(traffic.columns["group"], sizes)
+    return summed(issued, traffic, number), summed(issued * counted[:, None], traffic, number) if counted.any() else None
 
 
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import amount_values, counts_across, has_several, members_inside, product_flops, row_times, summed
-from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
+from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.cost.rows import TimedRows
@@ -98,7 +98,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     microbatch   sequences of one data-parallel rank, for each row
     seq_len      tokens of a sequence; unused for a network, whose graph contains its sizes
     """
-    amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
+    amount, sizes = amount_values(program.rows.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = summed(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED))
     # terms of a redistribution count if its group has more than one rank
@@ -111,13 +111,14 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
         launches[forward] += by_hand
         launches[backward] += by_hand
+    collectives, waits = collective_launches(program.rows, sizes)
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,
         attention=times.attention,
         streaming=times.streaming,
         communication=times.communication,
-        collectives=collective_launches(program.rows, sizes),
+        collectives=collectives,
         launches=launches,
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
@@ -128,7 +129,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         host_is_chip=machine.host.is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
-        waits=counted_launches(program.rows, sizes),
+        waits=waits,
         concurrent=None if program.concurrent is None else _work(program.concurrent, machine, grid, microbatch, seq_len),
         weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import permutations
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -221,16 +222,12 @@ def compile_parameters(
     region_index = {region.name: i for i, region in enumerate(regions)}
     keeps = pipelined and profile.stages.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
-
-    def mask(axes: frozenset[str]) -> int:
-        return masks.setdefault(axes, len(masks))
-
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
         region = 0 if joins_ends and parameter.is_end else region_index[parameter.regions[0]]
         parameter_events = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
-        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in parameter_events)
+        scattered = CollectiveKind.REDUCE_SCATTER in [event.kind for event in parameter_events]
         for event in parameter_events:
             what = "reduce" if event.what == "finish" else str(event.what)
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
@@ -240,12 +237,17 @@ def compile_parameters(
                 itemsize = parameter.gathered_bytes or itemsize
             # after the reduce-scatter only the shard remains to be reduced over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
-            key = (what, str(event.times), region, event.kind, mask(event.axes))
+            key = (what, str(event.times), region, event.kind, masks.setdefault(event.axes, len(masks)))
             unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
-    events.sort(key=lambda entry: entry[0])
+    events.sort(key=itemgetter(0))
     units = [entry[0] for entry in events]
     starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
+    matrix_masks = []
+    for parameter in parameters:
+        of_matrix = parameter.row_axes, parameter.column_axes, shard_axes(parameter.gradient_axes)
+        matrix_masks.append([masks.setdefault(axes, len(masks)) for axes in of_matrix])
+    row, column, shards = np.array(matrix_masks, dtype=np.int64).reshape(-1, 3).T
     return ParameterProgram(
         zero=zero,
         parameters=parameters,
@@ -266,18 +268,14 @@ def compile_parameters(
             tensors=np.diff([*starts, len(units)]).astype(np.float64),
         ),
         bucket_scale=gradient_bytes / parameter_bytes,
-        matrices=MatrixMasks(
-            row=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
-            column=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
-            zero=np.array([mask(shard_axes(p.gradient_axes)) for p in parameters], dtype=np.int64),
-        ),
+        matrices=MatrixMasks(row=row, column=column, zero=shards),
         masks=tuple(masks),
-        members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
-        sums=tuple((unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"),
+        members=tuple([tuple([i for i, p in enumerate(parameters) if region.name in p.regions]) for region in regions]),
+        sums=tuple([(unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"]),
         holds_sharded_gradients=zero >= 2 and not keeps,
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.state.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
-        happens=frozenset((unit[0], unit[1]) for unit in units),
+        happens=frozenset([unit[:2] for unit in units]),
     )
 
 
@@ -324,11 +322,12 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         for region, i, of in program.sums:
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     frozen = None
-    if any(parameter.is_frozen or parameter.copy_bytes for parameter in program.parameters):
+    special = [p for p in program.parameters if p.is_frozen or p.copy_bytes]
+    if special:
         # unsharded weights have low-precision copies in addition; sharded weights are cast layer by layer after the gather
         copies = 0.0 if program.holds_sharded_weights else 1.0
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
-        if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
+        if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in special):
             itemsize = np.where(itemsize >= 2.0, np.maximum(itemsize, _FLOAT32), itemsize)
         # these are stored in float32 and gathered as a cast; quantized formats are stored as they are
         wide = (
@@ -340,7 +339,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         stored = np.where(wide, itemsize * (_FLOAT32 / 2.0), itemsize)
         held = _added_up(program, (local * itemsize, shard_elements * stored, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
-    data_axes = frozenset[str]().union(*(p.gradient_axes for p in program.parameters if not p.is_frozen)) - TENSOR_AXES
+    data_axes = frozenset[str]().union(*[p.gradient_axes for p in program.parameters if not p.is_frozen]) - TENSOR_AXES
     is_reduced = np.ones(sizes.shape[1])
     if data_axes <= frozenset(MESH_AXES):
         is_reduced = np.broadcast_to(np.minimum(grid.size(data_axes) - 1.0, 1.0), is_reduced.shape)
@@ -372,7 +371,7 @@ def _collective_times(
     elements   of each parameter: unsharded, sharded and as gathered
     """
     events, units = program.events, program.units
-    local, shard, gathered = (column[events.parameter] for column in elements)
+    local, shard, gathered = [column[events.parameter] for column in elements]
     buffer = np.where(events.on_shard, shard, np.where(events.is_whole, local, gathered))
     num_bytes = np.add.reduceat(buffer * events.itemsize, units.starts, axis=0)
     num_tensors = np.repeat(units.tensors[:, None], sizes.shape[1], axis=1)

@@ -17,7 +17,7 @@ from perfmodel.cost.launches import kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms, kept_tensors
-from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
+from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -100,10 +100,6 @@ class Program:
     weight_gradients: TimedRows | None = None
     splits_backward: bool = False
 
-    @property
-    def amounts(self) -> Amounts:
-        return self.rows.amounts
-
 
 def compile_program(
     derivation: ShardedGraph,
@@ -127,9 +123,7 @@ def compile_program(
     amount = compilation.rows.amount
     launches = compilation.add_operators()
     regathers = compilation.add_traffic()
-    kept = kept_tensors(
-        run, regathers, compilation.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators}
-    )
+    kept = kept_tensors(run, regathers, compilation.core, alone=compilation.alone)
     saved = compilation.saved_rows(kept, splits_backward=splits_backward)
     peaks = compilation.peaks(kept, regathers, recomputes)
     producers = [graph.producer(tensor) for tensor in boundary_tensors or (graph.boundary,)]
@@ -140,11 +134,11 @@ def compile_program(
         logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
         tokens = tokens_at_once(loss, profile)
         logits = logits.at_once(tokens) if tokens else logits.scaled(logit_share(derivation.graph, profile))
-    softmaxes = tuple(
+    softmaxes = [
         (compilation.forward[op.name], compilation.backward[op.name], amount(matrices))
         for op in graph.operators
         if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
-    )
+    ]
     boundary_amounts, logits_amount = tuple(map(amount, boundary or [NOTHING])), amount(logits)
     return Program(
         derivation=derivation,
@@ -153,7 +147,7 @@ def compile_program(
         saved=saved,
         launches=launches,
         launches_across=tuple(compilation.launches_across),
-        softmaxes=softmaxes,
+        softmaxes=tuple(softmaxes),
         boundary=boundary_amounts,
         boundary_tensors=boundary_tensors,
         logits=logits_amount,
@@ -175,39 +169,47 @@ class _Compilation:
     """Sharded graph as a framework runs it, and the rows collected from it so far.
 
     region_index   position of each region in the graph
-    core           operators that selective recomputation repeats
+    core, alone    operators that selective recomputation repeats, and those of them that it repeats one by one
+    phases         core, rest or tail for each forward operator; first_tails: the first of each tail
     forward, backward   segment of each operator's passes
     launches_across   as in `Program`
     """
 
     def __init__(self, run: ShardedGraph, profile: ExecutionProfile, recompute_operators: Collection[str], attention_kernel: str) -> None:
         self.run, self.graph, self.profile, self.attention_kernel = run, run.graph, profile, attention_kernel
-        self.region_index = {region.name: i for i, region in enumerate(run.graph.regions)}
-        self.blocks = [run.graph.operators_of(region.name) for region in run.graph.regions if region.is_block]
-        self.core = {op.name for op in run.graph.operators if {op.group, op.name_in_layer}.intersection(recompute_operators) - {""}}
-        self.phases = self._forward_phases(recompute_operators)
-        self.forward = {op.name: segment(self.region_index[op.layer], self.phases[op.name]) for op in run.graph.operators}
-        self.backward = {op.name: segment(self.region_index[op.layer], "backward") for op in run.graph.operators}
+        self.region_index: dict[str, int] = {}
+        self.core, self.alone, self.first_tails = set[str](), set[str](), set[str]()
+        self.phases, self.forward, self.backward = dict[str, str](), dict[str, int](), dict[str, int]()
+        for index, region in enumerate(run.graph.regions):
+            self.region_index[region.name] = index
+            self._set_phases(index, region, recompute_operators)
         self.rows = self._row_compiler()
         self.launches_across: list[tuple[int, int, float]] = []
 
-    def _forward_phases(self, recompute_operators: Collection[str]) -> dict[str, str]:
-        """Return core, rest or tail for each forward operator. The tail begins at the last operator of a block that saves a tensor.
+    def _set_phases(self, index: int, region: Region, recompute_operators: Collection[str]) -> None:
+        """Set the phases of a region's operators. The tail of a block begins at its last operator that saves a tensor.
 
         A group of operators is recomputed as one function. If recomputation stops early, it skips the group's last operator, provided that
         this one saves only its inputs.
         """
-        tail: set[str] = set()
-        for operators in self.blocks:
-            last = max((i for i, op in enumerate(operators) if op.saved), default=0)
-            tail.update(op.name for op in operators[last:])
-        names = self.core
-        if self.profile.activations.recompute_stops_early:
-            ends = {(op.layer, op.group): op for op in self.graph.operators if op.group and op.group in recompute_operators}
-            names = names - {
-                op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)
-            }
-        return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in self.graph.operators}
+        stops_early, is_tail, first_tail, ended = self.profile.activations.recompute_stops_early, region.is_block, "", set[str]()
+        for op in reversed(self.graph.operators_of(region.name)):
+            if op.name_in_layer in recompute_operators:
+                self.alone.add(op.name)
+            is_group = bool(op.group) and op.group in recompute_operators
+            is_core = is_group or op.name in self.alone
+            if is_core:
+                self.core.add(op.name)
+            if is_group and op.group not in ended:
+                ended.add(op.group)
+                keeps_inputs = all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)
+                is_core = not (stops_early and keeps_inputs)
+            phase = "core" if is_core else "tail" if is_tail else "rest"
+            first_tail = op.name if phase == "tail" else first_tail
+            is_tail = is_tail and not op.saved
+            self.phases[op.name] = phase
+            self.forward[op.name], self.backward[op.name] = segment(index, phase), segment(index, "backward")
+        self.first_tails.add(first_tail)
 
     def _row_compiler(self) -> RowCompiler:
         data_axes = set(DATA_AXES)
@@ -272,14 +274,11 @@ class _Compilation:
     def add_traffic(self) -> set[tuple[str, str]]:
         """Add redistributions. Return the (tensor, operator) pairs with a saved input shard that backward gathers again (R17)."""
         phases = self.phases
-        # inputs of the first operator of a tail are still needed
-        first_tails: set[str] = set()
-        for operators in self.blocks:
-            first_tails.update([op.name for op in operators if phases[op.name] == "tail"][:1])
         for traffic in self.run.traffic:
             phase = "backward"
             if traffic.phase is Pass.FORWARD:
-                phase = "rest" if traffic.operator in first_tails else phases[traffic.operator]
+                # inputs of the first operator of a tail are still needed
+                phase = "rest" if traffic.operator in self.first_tails else phases[traffic.operator]
                 producer = self.graph.producer(traffic.tensor)
                 if phase == "core" and producer is not None and phases[producer.name] != "core":
                     phase = "rest"
@@ -418,7 +417,7 @@ class _Compilation:
             factor=np.array(factors)[:, None],
             group=group[row_terms],
             starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.intp),
-            of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.intp),
+            of=np.array([0, *accumulate([len(case) or 1 for case in cases])][:-1], dtype=np.intp),
             backward=backward,
             forward=forward,
             delayed=delayed,

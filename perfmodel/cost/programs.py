@@ -211,7 +211,8 @@ class Programs:
                 dispatcher=str(dispatcher),
                 rank_rows=rank_rows,
             )
-            graph = with_training(graph, self.job.train)
+            if not self.job.train.is_full:
+                graph = with_training(graph, self.job.train)
             if policy.recipe is not None:
                 graph = with_recipe(
                     graph,

@@ -19,7 +19,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import user_calibrations_dir
 from perfmodel.foundation.session import session_cache
-from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
+from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
@@ -65,10 +65,6 @@ def calibration_reference(chosen: Calibration) -> str:
 def default_profile(chip: Chip) -> str:
     """Return the default execution profile of a chip."""
     return CPU_PROFILE if chip.units.unit_kind == "core" else _PROFILE_OF_VENDOR.get(chip.vendor.lower(), ACCELERATOR_PROFILE)
-
-
-def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:
-    return load_profile(name or default_profile(chip))
 
 
 def resolve_estimator(
@@ -167,17 +163,10 @@ def _make_estimator(
             raise bad_field("precision", job.precision, rule, f"use {', '.join(runs)} or another chip")
         low = replace(machine_of(cluster, calibration, recipe.product), row_multiple=recipe.row_multiple)
         machine = replace(machine, low=low)
-    return make_estimator(job, cluster, machine, profile_for(job, profile), network_at)
-
-
-def profile_for(job: TrainingJob, profile: ExecutionProfile) -> ExecutionProfile:
-    """Return the profile as far as it applies to the job.
-
-    The constant of a step was measured in the training loops of language models. Other networks get only the launches of their kernels.
-    """
-    if not isinstance(job.model, NetworkModel) or (not job.model.is_imported and is_language_model(job.model.name)):
-        return profile
-    return profile.having(step_time_constant=0.0)
+    if isinstance(job.model, NetworkModel) and (job.model.is_imported or not is_language_model(job.model.name)):
+        # the constant of a step was measured in the training loops of language models; others have the launches of their kernels alone
+        profile = profile.having(step_time_constant=0.0)
+    return make_estimator(job, cluster, machine, profile, network_at)
 
 
 def user_folders() -> tuple[Path, ...]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from functools import partial
+from itertools import accumulate, chain, starmap
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +168,7 @@ class RowCompiler:
     profile: ExecutionProfile
     activation_bytes: float
     data_axes: frozenset[str] = DATA_AXES
-    _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
+    _masks: dict[frozenset[str], int] = field(default_factory=partial(dict, {frozenset(): 0}))
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
@@ -175,7 +177,7 @@ class RowCompiler:
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
-    _entries: defaultdict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    _entries: defaultdict[str, list[_Entry]] = field(default_factory=partial(defaultdict, list))
     """By the kind of rows: the field of `TimedRows`."""
     _cached: list[CachedRow] = field(default_factory=list)
     _experts: list[ExpertsRow] = field(default_factory=list)
@@ -343,24 +345,13 @@ class RowCompiler:
 
     def rows(self, *, attention_kernel: str, num_segments: int, num_traffic_segments: int) -> TimedRows:
         """Return all rows as arrays. Call it when all amounts are registered."""
-        for kind in ("matmul", "low"):
-            self._entries[kind] = _with_calls(self._entries[kind])
+        for kind in ("matmul", "low") if self._calls else ():
+            entries_of_kind = self._entries[kind]
+            if any(entry.accesses for entry in entries_of_kind):  # each with the n of all products of its call
+                self._entries[kind] = [
+                    entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries_of_kind
+                ]
         entries = {kind: _rows(self._entries[kind], columns) for kind, columns in _COLUMNS.items()}
-        return TimedRows(
-            **entries,
-            amounts=self._arrays(),
-            cached=tuple(self._cached),
-            experts=tuple(self._experts),
-            copies=tuple(self._copies),
-            activation_bytes=self.activation_bytes,
-            attention_behaviours=tuple(self._behaviours),
-            attention_kernel=attention_kernel,
-            num_segments=num_segments,
-            num_traffic_segments=num_traffic_segments,
-            has_sends=bool((entries["traffic"].columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
-        )
-
-    def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
         batch_dims = {"": 0}
         batch = [batch_dims.setdefault(a.batch_dim, len(batch_dims)) for a in amounts]
@@ -368,7 +359,7 @@ class RowCompiler:
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         parts = np.array([float(a.parts) for a in amounts])[:, None]
-        return Amounts(
+        arrays = Amounts(
             base=np.array([a.base for a in amounts])[:, None],
             batch=np.array(batch, dtype=np.int64),
             batch_dims=tuple(batch_dims),
@@ -380,37 +371,43 @@ class RowCompiler:
             masks=tuple(self._masks),
             times=np.array(times, dtype=np.int64) if any(times) else None,
         )
-
-
-def _with_calls(entries: list[_Entry]) -> list[_Entry]:
-    """Return products, each with the n of all products of its call; the entries themselves if no call has several."""
-    if not any(entry.accesses for entry in entries):
-        return entries
-    return [entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries]
+        return TimedRows(
+            **entries,
+            amounts=arrays,
+            cached=tuple(self._cached),
+            experts=tuple(self._experts),
+            copies=tuple(self._copies),
+            activation_bytes=self.activation_bytes,
+            attention_behaviours=tuple(self._behaviours),
+            attention_kernel=attention_kernel,
+            num_segments=num_segments,
+            num_traffic_segments=num_traffic_segments,
+            has_sends=bool((entries["traffic"].columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
+        )
 
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
     """Return rows of (segment, name, columns) without repeats or accesses."""
-    return _rows([_Entry(*entry) for entry in entries], columns)
+    return _rows([*starmap(_Entry, entries)], columns)
 
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     """Return rows sorted by segment (stable)."""
-    entries = sorted(entries, key=lambda entry: entry.segment)
+    entries = sorted(entries, key=attrgetter("segment"))
     segments = np.array([entry.segment for entry in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(segments, prepend=-1))
     accesses = [index for entry in entries for index in entry.accesses]
     values = np.array([[entry.columns[name] for entry in entries] for name in columns], dtype=np.int64)
     repeats = np.array([[float(entry.repeats)] for entry in entries])
     return Rows(
-        names=tuple(entry.name for entry in entries),
+        names=tuple([entry.name for entry in entries]),
         segments=segments,
         starts=starts,
         present=segments[starts],
         columns=dict(zip(columns, values, strict=True)),
         repeats=repeats if (repeats != 1.0).any() else None,
         accesses=np.array(accesses, dtype=np.int64),
-        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.intp),
+        access_starts=np.array([0, *accumulate([len(entry.accesses) for entry in entries[:-1]])] if accesses else [], dtype=np.intp),
     )
 
 

@@ -140,8 +140,8 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         times = np.where(block_rows(regions), _between_exchanges(micro, profile, recompute, times), times)
     elif micro.concurrent is not None:
         times = times - np.where(block_rows(regions), overlapped_exchange_times(micro, profile, recompute), 0.0)
-    if profile.has_host_floor:
-        host, waits = host_times(micro, profile, recompute, tp), wait_times(micro, profile, recompute)
+    if max(profile.timing.host_launch_time, profile.timing.host_layer_time_per_tp_across_nodes) > 0:
+        host, waits = host_times(micro, profile, recompute, tp), wait_times(micro, profile, recompute) if micro.waits is not None else 0.0
         times = _with_host_time(micro, times, host, waits)
         alone = None if alone is None else _with_host_time(micro, alone, host, waits)
     if profile.offloads_saved(recompute):
@@ -295,7 +295,7 @@ def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     return np.asarray(times)
 
 
-def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Any:
+def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the time that the chip waits for the host in the passes of each region. [s]
 
     If the sizes of an exchange are counted on chips, the host reads them before it launches the exchange. Until then the chip has no
@@ -304,17 +304,19 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     Source: Megatron-Core, `moe/token_dispatcher.py` (`MoEAlltoAllTokenDispatcher`: counts to the host before the all-to-all); torchtitan's
     `generate_permute_indices` and DeepEP's normal mode likewise.
     """
-    if micro.waits is None:
-        return 0.0
+    assert micro.waits is not None
     counts = passes_of(by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program.regions, profile, recompute)
-    return FORWARD * profile.timing.host_launch_time * counts
+    return np.asarray(FORWARD * profile.timing.host_launch_time * counts)
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
-    """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
+    """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]
+
+    It matters for collectives that the chip has not executed yet, and is 0 if the allocator of the framework does not wait for them.
+    """
     regions = micro.program.regions
     inner, is_block = inner_regions(regions), block_rows(regions)
-    if not inner:
+    if not inner or not profile.allocator.delayed_collectives:
         return 0.0 * tp
     core, rest, tail, backward = phase_times(micro, profile)[0]
     forward_host, backward_host = host_times(micro, profile, recompute, tp)

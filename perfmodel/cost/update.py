@@ -92,6 +92,7 @@ class Bytes:
     optimizer: OptimizerBytes
 
 
+@session_cache(maxsize=64)
 def element_bytes(
     policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile, projection: Projection = NO_PROJECTION
 ) -> Bytes:
@@ -213,17 +214,10 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     )
 
 
-def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> Ranks:
-    """Return the trained elements on each distinct rank."""
+def held_elements(terms: ParameterTerms | FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks:
+    """Return the trained elements, or the bytes of frozen weights, on each distinct rank."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = stages.is_single * terms.tied[int(sharded)]
-    return first - twice, *between, last - twice
-
-
-def frozen_bytes(frozen: FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks:
-    """Return the bytes of frozen weights on each distinct rank."""
-    first, *between, last = stage_sums(frozen.shard if sharded else frozen.full, stages)
-    twice = stages.is_single * frozen.tied[int(sharded)]
     return first - twice, *between, last - twice
 
 

@@ -133,7 +133,7 @@ def check_path(value: object, field: str) -> None:
 
 def is_path(name: str | Path) -> bool:
     """Return whether a text is the path of a file and not a name."""
-    text = plain_text(name)
+    text = name if isinstance(name, str) else plain_text(name)
     return "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
 
 

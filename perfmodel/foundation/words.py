@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
@@ -90,18 +90,11 @@ class Word:
         """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        read_number, yes_or_no, text_of = _readers()
+        from perfmodel.foundation.values import read_integer, text_of, yes_or_no  # when the first value is read: `--help` reads none
+
         if self.kind is int:
-            return read_number(given, name, least=self.least, remedy="write 8")
+            return read_integer(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
-
-
-@cache
-def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
-    """Return readers by kind, imported when the first value is read: `--help` reads none."""
-    from perfmodel.foundation.values import read_integer, text_of, yes_or_no
-
-    return read_integer, yes_or_no, text_of
 
 
 def reader(module: str, function: str) -> Read:
@@ -154,11 +147,9 @@ def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
 
 def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
-    values: dict[str, Any] = {}
-    for name in parts_of(cast(Any, type(record))):
-        part = getattr(record, name) if name else record
-        values |= {word: getattr(part, word) for word in words_of(type(part))}
-    return {word: values[word] for word in words_of(type(record)) if values[word] is not None}
+    part_of = {word: name for name, part in parts_of(cast(Any, type(record))).items() for word in words_of(part)}
+    values = {word: getattr(getattr(record, part_of[word]) if part_of[word] else record, word) for word in words_of(type(record))}
+    return {word: value for word, value in values.items() if value is not None}
 
 
 def read_words(record: object, *names: str) -> dict[str, Any]:
@@ -225,10 +216,14 @@ class Words:
         """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
         words, parts = words_of(self.record), parts_of(self.record)
         if self.varied:
-            once = {name: [*dict.fromkeys(words[name].values(value, name))] for name, value in given.items() if words[name].is_varied}
-            varied = {name: values or [None] for name, values in once.items()}
-            records = Combinations(self.record(**{**given, **chosen}) for chosen in combinations(varied))
-            records.is_list = any(is_list(given[name]) for name in varied)
+            varied: dict[str, list[Any]] = {}
+            has_list = False
+            for name, value in given.items():
+                if words[name].is_varied:
+                    varied[name] = [*dict.fromkeys(words[name].values(value, name))] or [None]
+                    has_list = has_list or is_list(value)
+            records = Combinations([self.record(**{**given, **chosen}) for chosen in combinations(varied)])
+            records.is_list = has_list
             return records
         if "" in parts:
             return self.record(**given)
@@ -271,8 +266,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                 else:
                     remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *group_of_word])
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{remedy}")
-            absent = [name for name in needed if name not in given]
-            if absent:
+            if needed and (absent := [name for name in needed if name not in given]):
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
             return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 

@@ -24,7 +24,7 @@ def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
     A fitted profile has that of the profile from which it started. Measured peaks reduce that of an unknown framework towards that of a
     known one, as far as they determine the allocator's reserved memory (`memory_known`).
     """
-    known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
+    known, unknown = map(load_memory_uncertainties().__getitem__, (KNOWN, UNKNOWN))
     if profile.known_as != GENERIC:
         return known
     share = profile.fitted.memory_known

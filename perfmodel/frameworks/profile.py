@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,10 +120,6 @@ class ExecutionProfile(Grouped):
         """Framework whose published runs give the prediction error: the profile's own name, or that of the profile before a fit."""
         return framework_named(self.fitted.base or self.name)
 
-    @property
-    def has_host_floor(self) -> bool:
-        return max(self.timing.host_launch_time, self.timing.host_layer_time_per_tp_across_nodes) > 0
-
 
 def list_profiles() -> list[str]:
     return framework_names()
@@ -146,23 +143,26 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     if settings:
         return with_stated(load_profile(framework), settings)
     is_file = Path(framework).suffix in (".yaml", ".yml")
-    shipped = None if is_file else shipped_fields(framework)
-    if shipped is not None:
-        return _profile_of(pickle.dumps(shipped), framework, is_shipped=True)
+    if not is_file and (shipped := _shipped_profile(framework)) is not None:
+        return shipped
     if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
         based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())
         nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(framework), list_profiles())
         known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(framework, 200)}: not known{known}")
     path = Path(framework)
-    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework, is_shipped=False)
+    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework)
+
+
+@lru_cache(maxsize=64)
+def _shipped_profile(name: str) -> ExecutionProfile | None:
+    return None if (data := shipped_fields(name)) is None else _profile_from(data, name)
 
 
 @session_cache(maxsize=64)
-def _profile_of(fields_pickled: bytes, where: str, is_shipped: bool) -> ExecutionProfile:
+def _profile_of(fields_pickled: bytes, where: str) -> ExecutionProfile:
     """Return the profile of the fields, cached by their content."""
-    data = pickle.loads(fields_pickled)
-    return _profile_from(data, where) if is_shipped else profile_from_dict(data, where=where)
+    return profile_from_dict(pickle.loads(fields_pickled), where=where)
 
 
 def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -188,7 +188,9 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if plan.assignment is not None:
         return ""  # only its options are assumed: no framework runs such plans, only the executor of this package
     splits = plan.schedule.splits_backward
-    every, runs = runs, runs.for_training(plan.job.train).for_schedule(splits_backward=splits)
+    every = runs
+    if plan.job.train.quantizes_base or splits:
+        runs = runs.for_training(plan.job.train).for_schedule(splits_backward=splits)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
             condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
@@ -214,9 +216,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     model = plan.job.transformer
-    axes = present_axes(model, cp=layout.cp, tp=layout.tp)
-    if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes, hybrid=replicated):
-        names = runs.rules_for(hybrid=replicated)
+    names = runs.rules_for(hybrid=replicated)
+    if names and not cuts_as(names, plan.rules, model, str(plan.attention), present_axes(model, cp=layout.cp, tp=layout.tp)):
         condition = "" if names == runs.rules else " if dp_replicate and dp_shard are above 1"
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(names)} does{condition}"
     if str(plan.recompute) not in runs.recompute:

@@ -6,7 +6,7 @@ traffic stays the same, and recomputation is work of backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
@@ -48,8 +48,9 @@ def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionPro
     """Return the operators that the profile runs in tiles."""
     rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
     form = profile.kernels.loss_form
-    losses = [op for op in graph.operators if op.kind == "cross_entropy" and op.backward]
-    for loss in losses if form not in (WHOLE_LOSS, UPCAST_LOSS) else ():
+    for loss in graph.operators if form not in (WHOLE_LOSS, UPCAST_LOSS) else ():
+        if loss.kind != "cross_entropy" or not loss.backward:
+            continue
         # from the product of the logits to the loss; only the inputs of the product are saved
         _, *before = members = _logit_operators(graph, loss)
         shares |= dict.fromkeys([op.output.tensor for op in before], _loss_share(graph, loss, form))
@@ -66,12 +67,11 @@ def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionPro
 
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
     """Return the share of the logits in memory at once, if `tokens_at_once` is 0."""
-    loss = next((op for op in graph.operators if op.name == graph.loss), None)
-    if profile.kernels.loss_form == WHOLE_LOSS or loss is None:
+    if profile.kernels.loss_form == WHOLE_LOSS or not graph.loss:
         return 1.0
     if profile.kernels.loss_form == UPCAST_LOSS:
         return UPCAST_SHARE
-    return _loss_share(graph, loss, profile.kernels.loss_form)
+    return _loss_share(graph, graph.operator(graph.loss), profile.kernels.loss_form)
 
 
 def tokens_at_once(loss: Operator, profile: ExecutionProfile) -> int:
@@ -125,11 +125,10 @@ def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float
 
 def with_traffic(op: Operator, graph: Graph, *, factor: float = 1.0) -> Operator:
     """Return the operator with explicit bytes for all accesses, times `factor`: traffic does not shrink with the live share."""
-
-    def sized(works: tuple[Work, ...]) -> Iterator[Work]:
+    passes: list[list[Work]] = [[], []]
+    for sized, works in zip(passes, (op.forward, op.backward), strict=True):
         for work in works:
             if isinstance(work, Stream):
                 work = replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data) * factor) for data in work.accesses))
-            yield work
-
-    return replace(op, forward=tuple(sized(op.forward)), backward=tuple(sized(op.backward)))
+            sized.append(work)
+    return replace(op, forward=tuple(passes[0]), backward=tuple(passes[1]))

@@ -66,7 +66,7 @@ def list_clusters() -> tuple[str, ...]:
 
 def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
     """Return the names of the shipped calibrations and of those in `folders`, sorted."""
-    return tuple(sorted({path.stem for path in _calibration_paths(folders)}))
+    return tuple(sorted({path.stem for path in _calibration_paths((*folders, _shipped_calibrations()))}))
 
 
 def load_chip(name_or_path: str | Path) -> Chip:
@@ -95,7 +95,7 @@ def chip_called(text: str) -> str:
     if not matches:  # by the prefixes `h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`
         matches = [name for name in names if wanted in map(_plain_name, accumulate(name.split("-")))]
     if not matches:
-        matches = [name for name in names if wanted in map(_plain_name, _also_called(name))]
+        matches = [name for name in names if wanted in map(_plain_name, map(str, read_yaml(_shipped("chips", name)).get("aliases", ())))]
     if len(matches) > 1:
         clusters = [name for name in list_clusters() if wanted in _plain_name(name)]
         remedy = "give one of them" + (f", or a cluster: {', '.join(clusters)}" if clusters else "")
@@ -107,12 +107,6 @@ def _plain_name(text: str) -> str:
     return "".join(char for char in text.lower() if char.isalnum())
 
 
-@lru_cache(maxsize=256)
-def _also_called(name: str) -> tuple[str, ...]:
-    data = read_yaml(resource_dir("hardware_specs") / "chips" / f"{name}.yaml")
-    return tuple(str(alias) for alias in data.get("aliases", ()))
-
-
 def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> Cluster:
     """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
@@ -121,6 +115,8 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/cluster_text.py`.
     """
     check_path(name_or_path, "cluster")
+    if isinstance(name_or_path, str) and _is_shipped(name_or_path, "clusters"):
+        return _shipped_cluster(name_or_path, num_chips)
     if str(name_or_path) == LOCALHOST:
         from perfmodel.hardware.local import local_cluster
 
@@ -131,11 +127,20 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     stated = chip_cluster(str(name_or_path))
     if stated is not None:
         return _around_chip(_named(stated), num_chips)
-    if not isinstance(name_or_path, Path) and not _is_shipped(name_or_path, "clusters"):
+    if not isinstance(name_or_path, Path):
         chip_name = chip_called(name_or_path)
         if chip_name:
             return _around_chip(ChipCluster(chip=chip_name), num_chips)
-    path = _find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips()))
+    return _cluster_in(_find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips())), num_chips)
+
+
+@session_cache(maxsize=64)
+def _shipped_cluster(name: str, num_chips: int | None) -> Cluster:
+    return _cluster_in(_shipped("clusters", name), num_chips)
+
+
+def _cluster_in(path: Path, num_chips: int | None) -> Cluster:
+    """Return the cluster in a file, or around the chip in it."""
     text = read_text(path, "YAML file")
     content = parse_yaml(text, where=str(path))
     if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
@@ -200,7 +205,7 @@ def cluster_of(
 def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> "Calibration":
     """Load a shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
     check_path(name_or_path, "calibration")
-    for path in _calibration_paths(folders):
+    for path in _calibration_paths((*folders, _shipped_calibrations())):
         if path.stem == str(name_or_path):
             return _read_calibration(path)
     return _read_calibration(_find(name_or_path, "calibrations", "calibration", lambda: list_calibrations(folders)))
@@ -213,21 +218,33 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
     """
     check_name(chip, "chip", Chip, "give a chip's name")
     name = chip.name if isinstance(chip, Chip) else str(chip)
+    calibrations = [*_calibrations_in(folders, name), *_shipped_for(name)]
+    if not calibrations:
+        prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
+        calibrations += [prior] if prior else []
+    return tuple(calibrations)
+
+
+@lru_cache(maxsize=256)
+def _shipped_for(chip_name: str) -> "tuple[Calibration, ...]":
+    """Return the shipped calibrations for this chip."""
+    return tuple(_calibrations_in((_shipped_calibrations(),), chip_name))
+
+
+def _calibrations_in(folders: Iterable[Path], chip_name: str) -> "list[Calibration]":
+    """Return the calibrations in these folders for this chip; a relative's at this chip's power."""
     calibrations = []
     for path in _calibration_paths(folders):
         try:
-            mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
+            mentions = chip_name.encode(errors="replace") in read_bytes(path, "calibration")
         except InputError as error:
             raise InputError(f"{error}; make {path.name} readable or remove it") from error
         # A file without the name does not apply to the chip. One with it may contain a longer name, or mention the chip in its source.
         if mentions:
             calibration = _read_calibration(path)
-            if name in (*calibration.chips, *calibration.relatives):
-                calibrations.append(_at_power_of(name, calibration))
-    if not calibrations:
-        prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
-        calibrations += [prior] if prior else []
-    return tuple(calibrations)
+            if chip_name in (*calibration.chips, *calibration.relatives):
+                calibrations.append(_at_power_of(chip_name, calibration))
+    return calibrations
 
 
 def prior_for(chip: Chip) -> "Calibration | None":
@@ -240,7 +257,7 @@ def prior_for(chip: Chip) -> "Calibration | None":
 @lru_cache(maxsize=1)
 def measured_chips() -> "tuple[tuple[Calibration, Chip], ...]":
     """Return each shipped calibration with the chip that it was measured on."""
-    known = [_read_calibration(path) for path in _calibration_paths(())]
+    known = [_read_calibration(path) for path in _calibration_paths((_shipped_calibrations(),))]
     return tuple((calibration, load_chip(calibration.chips[0])) for calibration in known if calibration.chips)
 
 
@@ -305,10 +322,14 @@ def _names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (resource_dir("hardware_specs") / folder).glob("*.yaml")))
 
 
+def _shipped_calibrations() -> Path:
+    return resource_dir("hardware_specs") / "calibrations"
+
+
 def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
-    """Return the calibration files of these folders and the shipped ones, sorted in every folder."""
+    """Return the calibration files of these folders, sorted in every folder."""
     paths: list[Path] = []
-    for folder in (*folders, resource_dir("hardware_specs") / "calibrations"):
+    for folder in folders:
         with suppress(OSError, ValueError):  # a folder that is missing, has an invalid name or denies access
             paths += sorted(path for path in Path(folder).glob("*.yaml") if path.is_file())
     return paths
@@ -325,7 +346,7 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
             )
         return path
     if _is_shipped(text, folder):
-        return resource_dir("hardware_specs") / folder / f"{text}.yaml"
+        return _shipped(folder, text)
     raise InputError(
         f"{what}={one_line(text, 60)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; "
         f"{'a chip or ' if folder == 'clusters' else ''}a path works too)"
@@ -334,8 +355,11 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
 
 def _is_shipped(name: str, folder: str) -> bool:
     is_name = bool(name) and not name.startswith(".") and not {"/", "\\"} & set(name)
-    # pathlib raises for a name too long
-    return is_name and os.path.isfile(resource_dir("hardware_specs") / folder / f"{name}.yaml")
+    return is_name and os.path.isfile(_shipped(folder, name))  # pathlib raises for a name too long
+
+
+def _shipped(folder: str, name: str) -> Path:
+    return resource_dir("hardware_specs") / folder / f"{name}.yaml"
 
 
 @contextmanager

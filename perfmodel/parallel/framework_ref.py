@@ -261,6 +261,8 @@ def read_settings(given: object, name: str = "settings") -> dict[str, Value]:
 
     Raises InputError for an unknown setting or value.
     """
+    if given is None or given == {}:
+        return {}
     settings: dict[str, Value] = {}
     for setting, value in _pairs(given, name):
         known = setting_value(setting, value)
@@ -273,8 +275,7 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(given, Mapping):
         yield from given.items()
         return
-    texts = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
-    for text in texts:
+    for text in given if isinstance(given, (list, tuple)) else [given]:
         if not isinstance(text, str):
             raise bad_field(name, shown(given), "must be a mapping of names to values", 'write {"compile": true}')
         for assignment in re.split(r"[+,]", text):
@@ -285,6 +286,8 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
     """Return the text of a profile with these settings added. Raises InputError for a contradiction."""
     ref = FrameworkRef.parse(profile)
+    if not settings:
+        return str(ref)
     current = ref.settings
     for name, value in settings.items():
         if current.get(name, value) != value:

@@ -115,7 +115,7 @@ class Knobs:
 
     def searched(self) -> dict[str, Any]:
         """Return the knobs as a search fixes them: `fsdp` becomes dp_shard and zero, `dp` stays a product."""
-        given = self.given()
+        given = given_words(self)
         fsdp = given.pop("fsdp", None)
         if fsdp is not None:
             if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:

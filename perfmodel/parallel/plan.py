@@ -204,12 +204,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def recomputes_nothing_kept(plan: Plan) -> bool:
-    """Return whether selective recomputation of the core of attention has no effect, because a fused kernel saves nothing of it."""
-    is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
-    return plan.recompute is Recompute.SELECTIVE and plan.attention is AttentionKernel.FLASH and is_default
-
-
 def tokens_of_rank(plan: Plan) -> int:
     """Return the tokens of a micro-batch that one rank sends to experts."""
     return plan.micro_batch * plan.job.seq_len // (plan.layout.cp * plan.layout.tp)
@@ -385,7 +379,10 @@ def _check_degrees(plan: Plan) -> None:
             f"tp={layout.tp}: the rule set {rules.name} speaks of one part of it, tp_kv or tp_q: tp must "
             + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
         )
-    _check_experts(plan)
+    if plan.has_experts:
+        _check_experts(plan)
+    else:
+        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
     condition = broken(rules, model, seq_len, **degrees)
     if condition is None:
         return
@@ -410,9 +407,7 @@ def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
 def _check_experts(plan: Plan) -> None:
     """Check that experts are sharded evenly, and that their mesh folds over that of attention."""
     layout, experts = plan.layout, plan.job.transformer.parts.experts
-    if experts is None:
-        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
-        return
+    assert experts is not None
     if plan.ep > 1 and "ep" not in plan.rules.axes:
         raise bad_field("ep", plan.ep, f"the rule set {plan.rule_set} does not cut experts", "use ep=1 or other rules")
     if experts.num_experts % plan.ep:

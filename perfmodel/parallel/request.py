@@ -24,12 +24,6 @@ def _choice(value: str, name: str) -> Any:
     return choice_of(Precision if name == "precision" else Optimizer, value, name)
 
 
-def _routings(value: object, name: str) -> list[Any]:
-    from perfmodel.workload.routing import routings_in
-
-    return routings_in(value)
-
-
 def _capacity(value: object, name: str) -> Any:
     from perfmodel.workload.routing import BALANCED
 
@@ -86,7 +80,7 @@ class Request:
         "a row for each rank of ep, a number for each expert)",
         otherwise="balanced if left out", metavar="HOW|FILE", takes="str | Routing | Sequence[Sequence[int]] | Path",
         read=reader("workload.routing", "routing_of"),
-        split=_routings,
+        split=reader("workload.routing", "routings_in"),
     )  # fmt: skip
     capacity_factor: Any = _several(
         "Rows that an expert has room for, over the mean; the rest is dropped", otherwise="none is dropped if left out", metavar="X",
@@ -130,6 +124,8 @@ class Request:
         from perfmodel.parallel.framework_ref import read_settings
 
         settings: dict[str, Any] = read_settings(self.settings)
+        if self.cp_form is None and self.offload is None:
+            return settings
         if self.cp_form is not None:
             settings |= {"cp_form": read_context_form(self.cp_form, "cp_form")}
         if self.offload is not None:

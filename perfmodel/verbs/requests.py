@@ -59,18 +59,18 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
-    if not of_plan and (absent := absent_fields(asked)):
+    if not (of_plan or (asked["model"] and asked["cluster"] and asked["chips"] and asked["global_batch"] and asked["seq_len"])):
         others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-        check_none_missing({name: meaning.format(**others) for name, meaning in absent.items()}, spelled=spelled)
+        check_none_missing({name: meaning.format(**others) for name, meaning in absent_fields(asked).items()}, spelled=spelled)
     for name in asked["cluster"]:
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
     for name, values in asked.items():
-        asked[name] = _once(values) or [None]
+        asked[name] = (_once(values) if len(values) > 1 else values) or [None]
     requests = [replace(given, **chosen) for chosen in combinations(asked)]
-    return requests if of_plan else with_one_framework(requests)
+    return requests if of_plan or len(requests) == 1 else with_one_framework(requests)
 
 
 def with_one_framework(requests: list[Request]) -> list[Request]:
@@ -165,14 +165,14 @@ def predict_requests(
             requests = [request if request.profile is not None else replace(request, profile=framework) for request in requests]
     cases = list(product(requests, knobs))
     outcomes = predict_cases(cases, plan=plan)
-    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    varied = varied_knobs(knobs)
-    failures = []
+    answers, failures = [], []
     for (request, chosen), outcome in zip(cases, outcomes, strict=True):
-        if isinstance(outcome, InputError):
-            if len(cases) == 1:
-                raise outcome
-            asked = request.described() | {name: getattr(chosen, name) for name in varied}
+        if isinstance(outcome, Answer):
+            answers.append(outcome)
+        elif len(cases) == 1:
+            raise outcome
+        else:
+            asked = request.described() | {name: getattr(chosen, name) for name in varied_knobs(knobs)}
             failures.append(NotPredicted(asked=asked, reason=str(outcome)))
     if not answers:
         raise InputError(first_reasons(failures))
@@ -187,13 +187,16 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     # in rising order, so that one network serves all numbers of chips
     for index in sorted(range(len(cases)), key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0):
         try:
-            placed[index] = _placed(*cases[index], plan, settings)
+            request = cases[index][0]
+            setting = _setting(request, plan, settings) if len(cases) > 1 else setting_of_request(request, plan=plan)
+            placed[index] = _placed(*cases[index], plan, setting)
         except InputError as error:
             outcomes[index] = error
     groups: dict[tuple[Any, ...], list[int]] = {}  # plans of a group differ in sizes that are columns of one program
     for index, case in placed.items():
         rule = case.request.memory_headroom, case.request.risk
-        groups.setdefault((*rule, *case.setting.estimator.shared_by_columns(case.plan)), []).append(index)
+        shared = case.setting.estimator.shared_by_columns(case.plan) if len(placed) > 1 else ()
+        groups.setdefault((*rule, *shared), []).append(index)
     for indices in groups.values():
         for begin in range(0, len(indices), _MOST_COLUMNS):
             columns = indices[begin : begin + _MOST_COLUMNS]
@@ -229,8 +232,7 @@ class _Placed:
     plan: Plan
 
 
-def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tuple[int, ...], Setting]) -> _Placed:
-    setting = _setting(request, plan, settings)
+def _placed(request: Request, knobs: Knobs, plan: Plan | None, setting: Setting) -> _Placed:
     notes = setting.notes
     if plan is None:
         wanted = plan_in(setting, knobs)
@@ -260,8 +262,10 @@ def _answers(columns: Sequence[_Placed], plan: Plan | None) -> list[Answer | Inp
         return [error] if len(columns) == 1 else [answer for case in columns for answer in _answers([case], plan)]
     answers: list[Answer | InputError] = []
     for case, prediction in zip(columns, predictions, strict=True):
-        given = {*case.knobs.given(), *case.request.described()} | ({"recompute"} if case.knobs.recompute_modules else set())
-        changed = changes(plan, prediction.plan, given) if plan is not None else ()
+        changed: tuple[Change, ...] = ()
+        if plan is not None:
+            given = {*case.knobs.given(), *case.request.described()} | ({"recompute"} if case.knobs.recompute_modules else set())
+            changed = changes(plan, prediction.plan, given)
         answers.append(Answer(setting=case.setting, prediction=prediction, changes=changed))
     return answers
 

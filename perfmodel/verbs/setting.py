@@ -18,10 +18,10 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
-from perfmodel.parallel.choices import rules_of_form
+from perfmodel.parallel.choices import AttentionKernel, Recompute, rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, check_expert_knobs, make_plan
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.verbs.settable import attention_note, default_loss, small_loss
 from perfmodel.workload.config import TransformerConfig
@@ -108,6 +108,7 @@ def make_setting(
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
+    network_at = network_at or _network_at(job.model)
     reference, found_cluster = find_cluster(cluster, chips)
     chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
     sentences = [*notes]
@@ -123,30 +124,26 @@ def make_setting(
         sentences.append(f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     named = stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
-    if profile is None or isinstance(profile, Name):
+    if SEPARATOR in named and (profile is None or isinstance(profile, Name)):
         sentences += _without_effect(named, of_plan)
-    reference_given = (
-        "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
-    )
+    measured = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
         cluster=found_cluster,
-        calibration=reference_given,
+        calibration=measured,
         profile=named,
-        rests_on=reference_given or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
+        rests_on=measured or calibration_reference(chosen),
+        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at),
         notes=tuple(sentences),
     )
 
 
 def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
     """Return notes on settings that do not change their profile, except those of a plan."""
-    ref = FrameworkRef.parse(profile)
-    if not ref.settings:
-        return []
     from perfmodel.frameworks.profile import load_profile
     from perfmodel.frameworks.settings import with_settings
 
+    ref = FrameworkRef.parse(profile)
     base = load_profile(ref.name)
     idle = {}
     for setting, value in ref.settings.items():  # one by one, since one may need another
@@ -158,9 +155,8 @@ def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
     return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 
 
-def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
-    """Return the graph at each batch of a job that trains a built-in network; None for other jobs."""
-    model = job.model
+def _network_at(model: TransformerConfig | NetworkModel) -> Callable[[int], Graph] | None:
+    """Return the graph at each batch of a built-in network; None for a decoder."""
     if not isinstance(model, NetworkModel):
         return None
     if model.is_imported:
@@ -189,8 +185,8 @@ def constants_of(
     cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: SettingValues = None
 ) -> tuple[Calibration, ExecutionProfile]:
     """Return calibration and profile: objects unchanged, names and paths loaded, None by the cluster's chip. settings: of the framework."""
-    from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
-    from perfmodel.frameworks.profile import ExecutionProfile
+    from perfmodel.cost.resolve import choose_calibration, default_profile
+    from perfmodel.frameworks.profile import ExecutionProfile, load_profile
     from perfmodel.hardware.calibration import Calibration
 
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
@@ -198,11 +194,9 @@ def constants_of(
             check_name(value, field, kind, f"see `perfmodel {field}s`")
     given = read_settings(settings)
     if profile is None or isinstance(profile, Name):
-        profile = choose_profile(cluster.chip, stated(str(profile or default_profile(cluster.chip)), given))
-    return (
-        choose_calibration(cluster.chip, calibration),
-        with_stated(profile, given),
-    )
+        name = str(profile or default_profile(cluster.chip))
+        profile = load_profile(stated(name, given) if given else name)
+    return choose_calibration(cluster.chip, calibration), with_stated(profile, given) if given else profile
 
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
@@ -290,11 +284,13 @@ def default_recompute(setting: Setting, knobs: Knobs) -> str:
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
     """Return the knobs with the rules of the stated form of context parallelism. before: degrees of a plan that they change."""
-    degrees = {"cp": 1, "tp": 1, **before} | {name: given[name] for name in ("cp", "tp") if name in given}
-    rules = rules_of_form(setting.estimator.profile.communication.context_form, **degrees)
+    cp, tp = given.get("cp", before.get("cp", 1)), given.get("tp", before.get("tp", 1))
+    rules = rules_of_form(setting.estimator.profile.communication.context_form, cp=cp, tp=tp)
     if rules is None or "rules" in given:
         return given
-    return {**{name: value for name, value in given.items() if name != "sequence_parallel"}, "rules": rule_set_of(rules)}
+    given = {**given, "rules": rule_set_of(rules)}
+    given.pop("sequence_parallel", None)
+    return given
 
 
 def placed(plan: Plan, setting: Setting) -> Plan:
@@ -320,18 +316,17 @@ def predict_in_columns(
 
 def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     """Return the prediction with the names of its setting, and with the warnings of its plan, model and cluster."""
-    job = prediction.plan.job
+    job, profile = prediction.plan.job, setting.estimator.profile
     model = job.model if isinstance(job.model, TransformerConfig) else None
     warnings = [*prediction.warnings, *setting.notes]
     if model is not None and job.seq_len > model.positions.max_position_embeddings:
         positions = f"is beyond the {model.positions.max_position_embeddings} positions of {model.name} (max_position_embeddings)"
         warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
-    if model is not None and (note := tower_note(model)):
-        warnings.append(note)
-    if loss := default_loss(setting.estimator.profile):
+    if model is not None and model.origin.left_out:
+        warnings.append(tower_note(model))
+    if loss := default_loss(profile):
         warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
-    unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
-    if unlike:
+    if profile.release and (unlike := unlike_recipe(profile, prediction.plan, setting.cluster.chip.name)):
         warnings.append(unlike)
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
         warnings.append(
@@ -345,16 +340,17 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if held := prediction.conditions.host_memory:
         excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
         warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
-    if recomputes_nothing_kept(prediction.plan):
+    core = (Recompute.SELECTIVE, DEFAULT_RECOMPUTE_OPERATORS, AttentionKernel.FLASH)
+    if (prediction.plan.recompute, prediction.plan.recompute_operators, prediction.plan.attention) == core:
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    if model is not None and (kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)):
+    if model is not None and (kernel := attention_note(prediction, profile, setting.estimator.machine)):
         warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
-    loss = small_loss(setting.estimator.profile) if at_loss else ""
+    loss = small_loss(profile) if at_loss else ""
     conditions = replace(prediction.conditions, calibration=setting.rests_on, small_loss=loss)
     return replace(prediction, plan=placed(prediction.plan, setting), conditions=conditions, warnings=tuple(dict.fromkeys(warnings)))
 

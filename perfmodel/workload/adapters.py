@@ -188,7 +188,7 @@ class _Adapter:
         rows, vector = extent(dims, output.dims), extent(dims, self.magnitude.dims)
         temp, out = Data(extent=rows), Data(extent=rows, of=3)
         first, second = (Data(extent=rows, of=position) for position in (0, 1))
-        gradient, to_base, to_scaled = (replace(data, is_gradient=True) for data in (out, first, second))
+        gradient, to_base, to_scaled = (data.gradient for data in (out, first, second))
         to_magnitude = Data(extent=vector, of=2, is_gradient=True)
         backward = (
             (gradient, temp), (gradient, temp, to_base), (gradient, first, temp), (temp, to_magnitude),

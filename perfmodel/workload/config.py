@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from perfmodel.foundation.errors import bad_field
@@ -241,7 +242,7 @@ class TransformerConfig(Grouped):
     @property
     def values(self) -> dict[str, Any]:
         """Every field by name, without groups, in the order of files."""
-        return {name: self.option(name) if name in self.GROUP_OF else getattr(self, name) for name in FIELDS}
+        return dict(zip(FIELDS, _VALUES(self), strict=True))
 
     @property
     def layer_kinds(self) -> tuple[LayerSpec, ...]:
@@ -301,8 +302,10 @@ class TransformerConfig(Grouped):
     def num_parameters(self) -> int:
         """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
         of the same config reports."""
-        outside = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
-        return outside + sum(kind.count * sum(shape.num_elements for shape in self.layer_shapes(kind)) for kind in self.layer_kinds)
+        total = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
+        for kind in self.layer_kinds:
+            total += kind.count * sum(shape.num_elements for shape in shapes_of_layer(self, kind))
+        return total
 
     @property
     def num_active_parameters(self) -> int:
@@ -414,6 +417,7 @@ _ORDER = (
 _BY_NAME = {field.name: field for record in (TransformerConfig, *_GROUPS.values()) for field in fields(record)}
 #: Fields of a config and of its groups by name, in the order of files.
 FIELDS: Mapping[str, Field[Any]] = {name: _BY_NAME[name] for name in _ORDER}
+_VALUES = attrgetter(*(f"{TransformerConfig.GROUP_OF[name]}.{name}" if name in TransformerConfig.GROUP_OF else name for name in FIELDS))
 _COUNTS = tuple(name for name, field in FIELDS.items() if field.type is int and field.default is MISSING)
 _FLAGS = tuple(name for name, field in FIELDS.items() if field.type is bool)
 

@@ -123,18 +123,14 @@ def _values(fields: ConfigFields, name: str, before: Values) -> Values:
         elif field == "window":
             values |= window(fields, spec, every=known.get("_every", 0))
         elif field in PARTS:
-            values[field] = _part(fields, field, spec, known)
+            types = {entry.name: str(entry.type) for entry in fields_of(PARTS[field])}
+            part: Values = {}
+            for name_in_part, source in spec.items():
+                part[name_in_part] = _value(fields, name_in_part, types.get(name_in_part, ""), source, {**known, **part})
+            values[field] = fields.record(PARTS[field], **{of: value for of, value in part.items() if of in types})
         elif field not in _ABOUT:
             values[field] = _value(fields, field, _TYPES.get(field, ""), spec, known)
     return inherited | values
-
-
-def _part(fields: ConfigFields, part: str, spec: Mapping[str, Any], known: Values) -> Any:
-    types = {field.name: str(field.type) for field in fields_of(PARTS[part])}
-    values: Values = {}
-    for field, source in spec.items():
-        values[field] = _value(fields, field, types.get(field, ""), source, {**known, **values})
-    return fields.record(PARTS[part], **{field: value for field, value in values.items() if field in types})
 
 
 def _value(fields: ConfigFields, name: str, kind: str, spec: Any, known: Values) -> Any:

@@ -21,7 +21,7 @@ def window(fields: ConfigFields, condition: str, *, every: int) -> Values:
     return window_of(fields, used=is_used, every=every)
 
 
-def _qwen_window(fields: ConfigFields, known: Values) -> Values:
+def qwen_window(fields: ConfigFields, known: Values) -> Values:
     """Return the window: Qwen's layers from `max_window_layers` on have it, if `use_sliding_window` is set."""
     used = fields.flag("use_sliding_window", default=False)
     if used and not fields.has("layer_types") and fields.has("sliding_window"):
@@ -33,7 +33,7 @@ def _qwen_window(fields: ConfigFields, known: Values) -> Values:
     return window_of(fields, used=used, every=0)
 
 
-def _exaone_window(fields: ConfigFields, known: Values) -> Values:
+def exaone_window(fields: ConfigFields, known: Values) -> Values:
     """Return the window, and the positions of the layers that have it; a pattern may be a text with a letter for each layer."""
     pattern = fields.data.get("sliding_window_pattern")
     every = len(pattern) if isinstance(pattern, str) else fields.count("sliding_window_pattern", default=4)
@@ -41,11 +41,11 @@ def _exaone_window(fields: ConfigFields, known: Values) -> Values:
     return values | (_rotary(values["full_attention_every"]) if values["sliding_window"] else {})
 
 
-def _rotary_with_window(fields: ConfigFields, known: Values) -> Values:
+def rotary_with_window(fields: ConfigFields, known: Values) -> Values:
     return _rotary(known["full_attention_every"]) if known["sliding_window"] else {"position": "none"}
 
 
-def _no_rotary_layers(fields: ConfigFields, known: Values) -> Values:
+def no_rotary_layers(fields: ConfigFields, known: Values) -> Values:
     return _rotary(no_rotary_every_of(fields))
 
 
@@ -53,7 +53,7 @@ def _rotary(no_rotary_every: int) -> Values:
     return {"position": "none"} if no_rotary_every == 1 else {"position": "rotary", "no_rotary_every": no_rotary_every}
 
 
-def _dense_width_and_chunks(fields: ConfigFields, known: Values) -> Values:
+def dense_width_and_chunks(fields: ConfigFields, known: Values) -> Values:
     """Return the width of Llama 4's dense layers, if there are any, its chunks, and the positions of the layers without them."""
     width = {"intermediate_size": fields.count("intermediate_size_mlp")} if ("attention", "dense") in known["_layers"] else {}
     interval = fields.count("no_rope_layer_interval", default=4)
@@ -69,7 +69,7 @@ def _dense_width_and_chunks(fields: ConfigFields, known: Values) -> Values:
 # --- blocks and parts -----------------------------------------------------------------------------------------------
 
 
-def _falcon_block(fields: ConfigFields, known: Values) -> Values:
+def falcon_block(fields: ConfigFields, known: Values) -> Values:
     """Return heads, positions and norms; models of 40B and later have grouped heads, and two norms unless num_ln_in_parallel_attn is 1."""
     heads, position = known["num_attention_heads"], "alibi" if fields.flag("alibi", default=False) else "rotary"
     new_block = fields.flag("new_decoder_architecture", default=False)
@@ -83,14 +83,14 @@ def _falcon_block(fields: ConfigFields, known: Values) -> Values:
     return {"num_key_value_heads": kv_heads, "position": position, "parallel_block": parallel, "shared_norm": shared_norm}
 
 
-def _expert_groups(fields: ConfigFields, known: Values) -> Values:
+def expert_groups(fields: ConfigFields, known: Values) -> Values:
     """Return the groups of DeepSeek's experts, which greedy selection ignores."""
     in_groups = fields.data.get("topk_method") != "greedy"
     keys = {"_num_groups": "n_group", "_top_groups": "topk_group"}
     return {name: fields.count(key, default=1) if in_groups else 1 for name, key in keys.items()}
 
 
-def _one_key_of_each_head(fields: ConfigFields, known: Values) -> Values:
+def one_key_of_each_head(fields: ConfigFields, known: Values) -> Values:
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
     if kv_heads != heads:
@@ -99,23 +99,23 @@ def _one_key_of_each_head(fields: ConfigFields, known: Values) -> Values:
     return {}
 
 
-def _one_indexer_of_each_layer(fields: ConfigFields, known: Values) -> Values:
+def one_indexer_of_each_layer(fields: ConfigFields, known: Values) -> Values:
     if any(kind != "full" for kind in fields.entries("indexer_types")):
         fields.refuse("indexer_types", "layers that share an indexer are not modelled yet", "only layers with one each are")
     return {}
 
 
-def _softmax_attention_only(fields: ConfigFields, known: Values) -> Values:
+def softmax_attention_only(fields: ConfigFields, known: Values) -> Values:
     if any(kind != 1 for kind in fields.entries("attn_type_list")):
         fields.refuse("attn_type_list", "lightning attention is not modelled yet", "only layers of type 1 are")
     return {}
 
 
-def _mtp_modules(fields: ConfigFields, known: Values) -> Values:
+def mtp_modules(fields: ConfigFields, known: Values) -> Values:
     return {"num_mtp_layers": fields.count("num_mtp_modules", default=0) if fields.flag("use_mtp", default=False) else 0}
 
 
-def _nemotron_experts(fields: ConfigFields, known: Values) -> Values:
+def nemotron_experts(fields: ConfigFields, known: Values) -> Values:
     """Return the experts and the number of layers, which the blocks of the layers determine."""
     layers: Layers = known["_layers"]
     values: Values = {"num_hidden_layers": len(layers)}
@@ -136,33 +136,27 @@ def _nemotron_experts(fields: ConfigFields, known: Values) -> Values:
     return values
 
 
+#: Rules by the names that `families.json` uses.
 RULES: Mapping[str, Callable[[ConfigFields, Values], Values]] = {
-    "qwen_window": _qwen_window,
-    "exaone_window": _exaone_window,
-    "rotary_with_window": _rotary_with_window,
-    "no_rotary_layers": _no_rotary_layers,
-    "dense_width_and_chunks": _dense_width_and_chunks,
-    "falcon_block": _falcon_block,
-    "expert_groups": _expert_groups,
-    "one_key_of_each_head": _one_key_of_each_head,
-    "one_indexer_of_each_layer": _one_indexer_of_each_layer,
-    "softmax_attention_only": _softmax_attention_only,
-    "mtp_modules": _mtp_modules,
-    "nemotron_experts": _nemotron_experts,
-}
+    rule.__name__: rule
+    for rule in (
+        qwen_window, exaone_window, rotary_with_window, no_rotary_layers, dense_width_and_chunks, falcon_block, expert_groups,
+        one_key_of_each_head, one_indexer_of_each_layer, softmax_attention_only, mtp_modules, nemotron_experts,
+    )
+}  # fmt: skip
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
-def _every_sparse_step(fields: ConfigFields) -> Layers:
+def every_sparse_step(fields: ConfigFields) -> Layers:
     """Return layers of which every `decoder_sparse_step`-th has experts, except those in `mlp_only_layers`."""
     num_layers = fields.num_layers()
     step, dense = max(1, fields.count("decoder_sparse_step", default=1)), fields.indices("mlp_only_layers", num_layers)
     return [("attention", "experts" if i not in dense and (i + 1) % step == 0 else "dense") for i in range(num_layers)]
 
 
-def _after_dense_layers(fields: ConfigFields, mixer: Mixer = "attention") -> Layers:
+def after_dense_layers(fields: ConfigFields, mixer: Mixer = "attention") -> Layers:
     """Return layers whose first ones are dense: `first_k_dense_replace` of them, or by `mlp_layer_types`."""
     num_layers = fields.num_layers()
     fields.must_be("moe_layer_freq", 1, "experts in every n-th layer are")
@@ -173,14 +167,14 @@ def _after_dense_layers(fields: ConfigFields, mixer: Mixer = "attention") -> Lay
     return [(mixer, "dense" if word == "dense" else "experts") for word in words]
 
 
-def _every_moe_step(fields: ConfigFields) -> Layers:
+def every_moe_step(fields: ConfigFields) -> Layers:
     num_layers = fields.num_layers()
     step = max(1, fields.count("interleave_moe_layer_step", default=1))
     sparse = set(fields.indices("moe_layers", num_layers) if fields.has("moe_layers") else range(step - 1, num_layers, step))
     return [("attention", "experts" if i in sparse else "dense") for i in range(num_layers)]
 
 
-def _every_n_th_of_a_range(fields: ConfigFields) -> Layers:
+def every_n_th_of_a_range(fields: ConfigFields) -> Layers:
     num_layers = fields.num_layers()
     first, last = fields.count("moe_layer_start_index"), fields.count("moe_layer_end_index", default=-1)
     every = max(1, fields.count("moe_layer_interval", default=1))
@@ -206,7 +200,7 @@ _BLOCKS: Mapping[str, tuple[Mixer, FeedForward]] = {
 _BLOCK_OF_WORD = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
 
 
-def _blocks_by_letter(fields: ConfigFields) -> Layers:
+def blocks_by_letter(fields: ConfigFields) -> Layers:
     """Return the kind of each layer: one letter each, or one word of `layers_block_type` (newer files, without a number of layers)."""
     pattern = fields.data.get("hybrid_override_pattern")
     if pattern is None:
@@ -222,14 +216,14 @@ def _blocks_by_letter(fields: ConfigFields) -> Layers:
     return [_BLOCKS[letter] for letter in pattern[:MAX_LAYERS]]
 
 
+#: Mixer and feed-forward of every layer, by the names that `families.json` uses.
 LAYERS: Mapping[str, Callable[[ConfigFields], Layers]] = {
-    "every_sparse_step": _every_sparse_step,
-    "after_dense_layers": _after_dense_layers,
-    "latent_after_dense_layers": lambda fields: _after_dense_layers(fields, "latent"),
-    "every_moe_step": _every_moe_step,
-    "every_n_th_of_a_range": _every_n_th_of_a_range,
-    "delta_with_sparse_steps": lambda fields: _with_delta(fields, _every_sparse_step(fields)),
+    **{
+        layers.__name__: layers
+        for layers in (every_sparse_step, after_dense_layers, every_moe_step, every_n_th_of_a_range, blocks_by_letter)
+    },
+    "latent_after_dense_layers": lambda fields: after_dense_layers(fields, "latent"),
+    "delta_with_sparse_steps": lambda fields: _with_delta(fields, every_sparse_step(fields)),
     "delta_with_dense": lambda fields: _with_delta(fields, [("attention", "dense")] * fields.num_layers()),
     "delta_with_experts": lambda fields: _with_delta(fields, [("attention", "experts")] * fields.num_layers()),
-    "blocks_by_letter": _blocks_by_letter,
 }

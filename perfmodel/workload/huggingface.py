@@ -46,7 +46,7 @@ def _config_of(text: str, path: str, name: str) -> TransformerConfig:
 def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if not isinstance(data, Mapping):
         raise InputError(f"{origin}: must be a JSON object of fields, not {type(data).__name__}; give a Hugging Face config.json")
-    if is_saved_graph(data):
+    if "schema_version" in data and is_saved_graph(data):
         return decoder_of(read_graph(data, where=origin), name=name)
     left_out = " and ".join(part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key])
     nested = data.get("text_config")

@@ -113,7 +113,7 @@ def _with_padding(op: Operator, graph: Graph) -> Operator:
     is_first = maker is not None and maker.kind == "permute"
     position = 0 if is_first else len(op.inputs)
     rows = Data(extent=extent(op.dims, op.operands[position].dims), of=position)
-    gradient = replace(rows, is_gradient=True)
+    gradient = rows.gradient
     copy = Stream(kernel="permute", elements=rows.extent, accesses=(rows, rows))
     back = Stream(kernel="permute", elements=rows.extent, accesses=(gradient, gradient))
     if is_first:

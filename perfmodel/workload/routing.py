@@ -139,7 +139,7 @@ def routing_of(value: object, name: str = "routing") -> Routing:
     return Routing(skew=skew)
 
 
-def routings_in(value: object) -> list[Any]:
+def routings_in(value: object, name: str = "routing") -> list[Any]:
     """Return the routings of a value: texts and files separated by commas, or a list; a matrix is one routing."""
     if isinstance(value, str) and "," in value and _is_file(value) and Path(value).is_file():
         return [value]
@@ -147,7 +147,7 @@ def routings_in(value: object) -> list[Any]:
         return several(value)
     if value and all(isinstance(row, (list, tuple)) and not any(_is_row(entry) for entry in row) for row in value):
         return [value]
-    return [routing for item in value for routing in routings_in(item)]
+    return [routing for item in value for routing in routings_in(item, name)]
 
 
 def _is_file(text: str) -> bool:

@@ -6,6 +6,7 @@ It has one embedding, one layer of each kind and one head.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 
 from perfmodel.foundation.session import session_cache
 from perfmodel.workload.causal import CausalMask, CausalWindow
@@ -40,7 +41,7 @@ def graph_length(model: TransformerConfig, seq_len: int) -> int:
         if seq_len < model.parts.latent.index_top:
             return seq_len
         chunks.append(2)  # half of the score matrix
-    return seq_len if any(seq_len % chunk for chunk in chunks) else 0
+    return seq_len if seq_len % lcm(*chunks) else 0
 
 
 def build_graph(

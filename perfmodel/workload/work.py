@@ -5,7 +5,7 @@ The cost model prices each kind of work by one formula and never branches on the
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -37,6 +37,11 @@ class Data:
     of: int | None = None
     is_gradient: bool = False
     itemsize: float = 0.0
+
+    @property
+    def gradient(self) -> Data:
+        """The same elements of the operand's gradient."""
+        return Data(extent=self.extent, of=self.of, is_gradient=True, itemsize=self.itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,18 +215,17 @@ def length_power(extent: Extent, per_token: Container[str]) -> int:
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:
     """Return the extent of these dims; unsharded positions ("") are skipped."""
-    return tuple((dims[name], name) for name in names if name)
+    return tuple([(dims[name], name) for name in names if name])
 
 
 def passes(*extents: Extent) -> tuple[Data, ...]:
     """Return reads or writes of these extents, without operands."""
-    return tuple(Data(extent=size) for size in extents)
+    return tuple([Data(extent=size) for size in extents])
 
 
-def reduced_rows(dims: Mapping[str, int], names: Iterable[str], over: Iterable[str], *, values: int = 1) -> Extent:
+def reduced_rows(dims: Mapping[str, int], names: Iterable[str], over: Collection[str], *, values: int = 1) -> Extent:
     """Return `values` numbers for each entry that is left after the reduction of `over`."""
-    gone = set(over)
-    rows = extent(dims, (name for name in names if name not in gone))
+    rows = tuple([(dims[name], name) for name in names if name and name not in over])
     return ((values, ""), *rows) if values > 1 else rows
 
 

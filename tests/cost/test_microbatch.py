@@ -73,7 +73,7 @@ def test_amounts_of_padded_vocabulary():
     grid = make_grid(
         {axis: [6 if axis == "tp" else 1] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=(4, 4096), num_key_value_heads=6
     )
-    amount, _ = amount_values(program.amounts, grid, np.array([2.0]), 256.0)
+    amount, _ = amount_values(program.rows.amounts, grid, np.array([2.0]), 256.0)
     assert amount[program.logits, 0] == 2 * 256 * 167
 
 
@@ -123,7 +123,7 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     grid = grid_of({"cp": 2})
     costs = [microbatch_cost(compiled, ESTIMATOR.machine, grid, np.array([1.0]), SEQ_LEN) for compiled in (program_of(), program)]
     before, after = (cost.flops.sum() for cost in costs)
-    columns, sizes = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]), SEQ_LEN)[0]
+    columns, sizes = program_of().rows.attention.columns, amount_values(program_of().rows.amounts, grid, np.array([1.0]), SEQ_LEN)[0]
     square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
     assert after - before == 14.0 * square * uncausal.head_dim
     times = [cost.attention.sum() for cost in costs]

@@ -139,7 +139,7 @@ def test_megatron_keeps_the_shards_of_keys_and_values_and_torch_what_was_gathere
         sent = [name for name in traffic(program, "layer", "backward", "context_parallel") if name in ("k_rotary.out", "v_proj.out")]
         assert sorted(name for name in set(sent) if sent.count(name) == 2) == again, profile
         kept = dict(zip(program.saved.names, program.saved.columns["amount"], strict=True))
-        axes = [program.amounts.masks[program.amounts.axes[kept[name]]] for name in ("k_rotary.out", "v_proj.out")]
+        axes = [program.rows.amounts.masks[program.rows.amounts.axes[kept[name]]] for name in ("k_rotary.out", "v_proj.out")]
         assert all(("cp" in cut) == bool(again) for cut in axes), profile
 
 

@@ -33,7 +33,7 @@ def kept_bytes(name, region):
     number = [part.name for part in program.regions].index(region)
     of_layer = program.saved.segments // len(SAVED) == number
     amounts = program.saved.columns["amount"][of_layer]
-    return float((program.amounts.base * np.ceil(program.amounts.padded_size))[amounts].sum()) / TOKENS
+    return float((program.rows.amounts.base * np.ceil(program.rows.amounts.padded_size))[amounts].sum()) / TOKENS
 
 
 #: Model -> bytes that a layer keeps of a token, and those of statistics in addition: of norms and of the weights of chosen experts.

@@ -12,16 +12,17 @@ import pytest
 
 from perfmodel.cost.assigned import assigned_grid
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.memory.moments import activation_terms, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, largest, rank_moments
 from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.stages import stages_of, total_pass
+from perfmodel.cost.stages import Stages, stages_of, total_pass
 from perfmodel.cost.step import region_times
-from perfmodel.cost.update import element_bytes, held_elements, parameter_terms
+from perfmodel.cost.update import Bytes, ParameterTerms, element_bytes, held_elements, parameter_terms
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
@@ -132,17 +133,17 @@ class Priced:
 
     def most(self) -> float:
         """Bytes of its largest moment."""
-        moments = rank_moments(
-            self.kept,
-            self.parameters,
-            self.stages,
-            self.sizes,
-            rank=self.stages.num_ranks - 1,
-            num_microbatches=4.0,
-            profile=self.profile,
-            activation_bytes=2.0,
-        )
+        of = memory_terms(self.kept, self.parameters, self.stages, self.sizes, self.profile, num_microbatches=4.0, activation_bytes=2.0)
+        moments = rank_moments(of, self.stages.num_ranks - 1)
         return float(largest(moments)[0])
+
+
+def memory_terms(
+    activations: ActivationTerms, terms: ParameterTerms, stages: Stages, sizes: Bytes, profile: ExecutionProfile, **more: float
+) -> MemoryTerms:
+    """Return the terms of a rank alone, without static memory and tensor parallelism."""
+    alone = {"static": [], "num_replicas": 1.0, "tp": 1.0, "is_scattered": False, "factor": 1.0, "outside": 0.0}
+    return MemoryTerms(activations=activations, terms=terms, stages=stages, sizes=sizes, profile=profile, **alone, **more)
 
 
 def test_the_regions_of_a_decoder_are_known_without_its_graph() -> None:
@@ -191,7 +192,7 @@ def test_a_network_with_shardings_of_its_own_takes_the_same_path() -> None:
     elements = sum(parameter.elements.on(plan.size) for parameter in program.parameters)
     assert float(held_elements(terms, stages, sharded=False)[0][0]) == elements
     sizes = element_bytes(policy, Optimizer.MOMENTUM, profile)
-    moments = rank_moments(kept, terms, stages, sizes, rank=0, num_microbatches=1.0, profile=profile, activation_bytes=4.0)
+    moments = rank_moments(memory_terms(kept, terms, stages, sizes, profile, num_microbatches=1.0, activation_bytes=4.0), 0)
     assert [moment.name for moment in moments] == [f"backward of the {region.name}" for region in reversed(program.regions[:-1])]
     # when a layer runs backward, what those after it kept has gone
     gone = np.cumsum([float(kept_bytes[0]) for kept_bytes in reversed(kept.kept[1:])])

@@ -137,8 +137,12 @@ class _Backward:
         The output of a recomputed function is read by its consumers, and its saved tensors by its own operators. Its inputs stay alive for
         all of it, in addition to any copies that it makes.
         """
-        inside = [op for op in self.operators if op.name in core]
-        outputs, names = {op.output.tensor for op in inside}, {op.name for op in self.operators}
+        inside, outputs, names = list[Operator](), set[str](), set[str]()
+        for op in self.operators:
+            names.add(op.name)
+            if op.name in core:
+                inside.append(op)
+                outputs.add(op.output.tensor)
         for kept in self.saved:
             term, holders = self.terms.number(kept.amount), names.intersection(kept.holders)
             within = holders.intersection(core)
@@ -266,18 +270,18 @@ class _Backward:
             storage = full
         # tensors that are added before they are reduced share one gradient
         first = sharded.joined.get(tensor, tensor)
-        together = [first, *(other for other, lead in sharded.joined.items() if lead == first)]
+        together = [first, *[other for other, lead in sharded.joined.items() if lead == first]]
         traffic = [t for name in together for t in sharded.traffic_of(name, Pass.BACKWARD)]
         if storage.is_arrived or not traffic or not sharded.graph.tensors[tensor].is_stored:
             return storage
         size = self.terms.size(op, op.output)
         result = _Storage((number(size),), is_arrived=True)
         copies: list[Term] = []
-        is_streamed = any(i in reader.streamed for reader, i in sharded.graph.consumers(tensor))
-        if self.profile.kernels.redistribution_copies and not is_streamed:
+        streaming = [reader for reader, i in sharded.graph.consumers(tensor) if i in reader.streamed]
+        if self.profile.kernels.redistribution_copies and not streaming:
             copies = [number(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # a single copy if no axis has more than one rank: then nothing is redistributed
-        self.note(number(size, frozenset(axis for t in traffic for axis in t.axes)), *copies)
+        self.note(number(size, frozenset([axis for t in traffic for axis in t.axes])), *copies)
         self.add(result.terms)
         self.free(storage)
         for other in together:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.schedules import SCHEDULES, Pipeline
 from perfmodel.cost.stages import Stages, sum_of
-from perfmodel.cost.update import Bytes, ParameterTerms, frozen_bytes, held_elements
+from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
@@ -60,8 +60,8 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
         held.append(held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy))
     if terms.frozen is None:
         return held
-    stored = frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
-    gathered_frozen = frozen_bytes(terms.frozen, stages, sharded=False)
+    stored = held_elements(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
+    gathered_frozen = held_elements(terms.frozen, stages, sharded=False)
     on_chip, stays = float(not sizes.hosts_weights), float(keeps_gathered(terms.program))
     return [
         (weights + stored[i] * on_chip, gradients, optimizer, gathered + stays * gathered_frozen[i])
@@ -246,30 +246,19 @@ class UnreducedGradients:
         return most
 
 
-def unreduced_gradients(
-    activations: ActivationTerms,
-    terms: ParameterTerms,
-    stages: Stages,
-    sizes: Bytes,
-    *,
-    rank: int,
-    live: LiveLayers,
-    num_microbatches: Column,
-    profile: ExecutionProfile,
-    activation_bytes: float,
-    factor: float = 1.0,
-) -> UnreducedGradients:
-    """Return the unreduced gradients of a distinct rank whose weights stay gathered. `factor`: the allocator's.
+def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: Stages) -> UnreducedGradients:
+    """Return the unreduced gradients of a distinct rank whose weights stay gathered. stages: with an entry for each of `live`.
 
     They accumulate while activations are alive: a rank runs the backward passes of its virtual stages from the last to the first.
     """
+    activations, terms, sizes, factor = of.activations, of.terms, of.sizes, of.factor
     size = sizes.gradient.unsharded * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
-    keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
+    keeps_sent = float(of.profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
     kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
     # of the regions after the blocks and of those before them, with the outputs that a stage has sent
-    of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (activation_bytes * keeps_sent))
+    of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (of.activation_bytes * keeps_sent))
     of_first = stages.is_first(rank) * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
     fewer = {At.BLOCKS: live.fewer, At.LAST: live.later_at_last, At.FIRST: live.later_at_first}
     freed = {at: (layers * kept + live.ended * (of_last + of_first)) * factor for at, layers in fewer.items()}
@@ -278,7 +267,7 @@ def unreduced_gradients(
     first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
-    unsent = no_gradient_sent(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
+    unsent = no_gradient_sent(live, rank, of.num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
     # a virtual stage is reduced, and its weights are freed, after its backward of the last micro-batch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
     # gradients in host memory need no bytes here, and no weights are freed with them
@@ -317,34 +306,24 @@ def sole_outside_bytes(profile: ExecutionProfile, machine: Machine, num_chips: i
     return (machine.memory.context_bytes + profile.allocator.framework_bytes) + world_communicator_bytes(machine, num_chips)
 
 
-def waiting_memory(
-    activations: ActivationTerms,
-    terms: ParameterTerms,
-    stages: Stages,
-    sizes: Bytes,
-    *,
-    rank: int,
-    num_microbatches: Column,
-    tp: Column,
-    is_scattered: bool,
-    profile: ExecutionProfile,
-) -> Any:
+def waiting_memory(of: MemoryTerms, rank: int) -> Any:
     """Return the bytes that the allocator reserves in addition to the peak of a distinct rank, and cannot reuse for it.
 
     Tensor-parallel collectives not yet executed on the chip: two per layer in forward and in backward, up to the capacity of the launch
     queue, as far as the host runs ahead. Each holds the full tensor, and its shard if the residual stream is cut over tp (`is_scattered`).
     Gradients as produced, if they wait for the end of their micro-batch. Workspaces of the libraries.
     """
-    if profile.allocator.delayed_collectives == 0.0 and profile.allocator.waiting_gradient_fraction == 0.0:
-        return profile.allocator.workspace_bytes
-    passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(profile.allocator.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
-    part = activations.boundary * float(is_scattered)
-    full = activations.boundary * (tp if is_scattered else 1.0)
-    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (full + part)
-    later = np.minimum(num_microbatches - 1.0, 1.0)
-    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.gradient.produced * profile.allocator.waiting_gradient_fraction)
-    return (delayed + later * waiting) + profile.allocator.workspace_bytes
+    allocator, boundary = of.profile.allocator, of.activations.boundary
+    if allocator.delayed_collectives == 0.0 and allocator.waiting_gradient_fraction == 0.0:
+        return allocator.workspace_bytes
+    passes = 2.0 * of.num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
+    collectives = np.minimum(allocator.delayed_collectives, 2.0 * of.stages.blocks(rank) * passes)
+    full = boundary * (of.tp if of.is_scattered else 1.0)
+    delayed = ((np.minimum(of.tp - 1.0, 1.0) * collectives) * of.activations.run_ahead) * (full + boundary * float(of.is_scattered))
+    later = np.minimum(of.num_microbatches - 1.0, 1.0)
+    produced = of.sizes.gradient.produced * allocator.waiting_gradient_fraction
+    waiting = held_elements(of.terms, of.stages, sharded=False)[rank] * produced
+    return (delayed + later * waiting) + allocator.workspace_bytes
 
 
 # --- communicators ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class _Forward:
     summed, gathered   reduction axes of a tensor; the all-gather buffer of an operator's input
     partial_sums  partial sums that are added to others before they are reduced
     storage       tensors that share a storage, by the name of the first
+    positions     positions of operators; outputs, ends: of the producer of a tensor, and of the last operator of a group
     readers       each tensor in the layouts of its consumers
     live          tensors that are not saved, with the number of reads that remain
     awaited       saved tensors not yet produced, with the position at which they are
@@ -45,6 +46,9 @@ class _Forward:
     gathered: dict[tuple[str, str], Term] = field(default_factory=dict)
     partial_sums: set[str] = field(default_factory=set)
     storage: dict[str, str] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[Term]] = field(default_factory=dict)
     live: dict[str, tuple[Term, int]] = field(default_factory=dict)
     awaited: list[tuple[float, Term]] = field(default_factory=list)
@@ -72,25 +76,25 @@ class _Forward:
 
     def schedule_saved(self, stays: Sequence[SavedTensor]) -> None:
         """Set when gathered tensors and copies are ready: before their first consumer runs."""
-        output_positions = {op.output.tensor: position for position, op in enumerate(self.operators)}
-        positions = {op.name: position for position, op in enumerate(self.operators)}
+        positions = self.positions
         for saved in stays:
-            before_first = min((positions[name] for name in saved.holders if name in positions), default=0) - 0.5
-            is_gathered = any((name, saved.tensor) in self.gathered for name in saved.holders)
-            available_at = before_first if is_gathered else output_positions.get(saved.tensor, positions.get(saved.tensor, before_first))
+            before_first = min([positions[name] for name in saved.holders if name in positions], default=0) - 0.5
+            is_gathered = not self.gathered.keys().isdisjoint([(name, saved.tensor) for name in saved.holders])
+            available_at = before_first if is_gathered else self.outputs.get(saved.tensor, positions.get(saved.tensor, before_first))
             self.awaited.append((available_at, self.terms.number(saved.amount)))
 
     def set_edges(self) -> None:
         """Set the reductions and gathers of each tensor, the storages that tensors share, and the layout of each consumer."""
         sharded, number = self.sharded, self.terms.number
         self.partial_sums = {*sharded.joined, *sharded.joined.values()}
-        for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):
-            for row in sharded.traffic_of(tensor, Pass.FORWARD):
-                if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
-                    self.summed[tensor] = row.axes
-                elif row.kind is CollectiveKind.ALL_GATHER:
-                    self.gathered[row.operator, tensor] = number(row.amount, row.axes)
-        for op in self.operators:
+        for position, op in enumerate(self.operators):
+            self.positions[op.name] = self.outputs[op.output.tensor] = self.ends[op.group] = position
+            for operand in op.operands:
+                for row in sharded.traffic_of(operand.tensor, Pass.FORWARD):
+                    if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+                        self.summed[operand.tensor] = row.axes
+                    elif row.kind is CollectiveKind.ALL_GATHER:
+                        self.gathered[row.operator, operand.tensor] = number(row.amount, row.axes)
             inputs, handed = sharded.activations[op.name], sharded.handed[op.name]
             for operand in inputs:
                 read = self.as_made(operand.tensor) if operand.tensor in self.partial_sums else self.terms.size(op, operand)
@@ -101,8 +105,12 @@ class _Forward:
             self.storage[op.output.tensor] = self.storage.get(first, first)
 
     def set_group_terms(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
-        twice = set() if keeps_handed else {saved.tensor for saved in stays if saved.is_made_twice} & self.storage.keys()
-        copies = {saved.tensor for saved in stays if saved.is_dropped}
+        twice, copies = set[str](), set[str]()
+        for saved in stays:
+            if saved.is_made_twice and not keeps_handed and saved.tensor in self.storage:
+                twice.add(saved.tensor)
+            if saved.is_dropped:
+                copies.add(saved.tensor)
         for op in self.operators:
             group_terms = self.group_terms.setdefault(op.group, [])
             for operand in self.sharded.handed[op.name]:
@@ -120,7 +128,6 @@ class _Forward:
         self.set_group_terms(stays, keeps_handed=keeps_handed)
         sharded, number, storage = self.sharded, self.terms.number, self.storage
         staying = {storage.get(saved.tensor, saved.tensor) for saved in stays}
-        ends = {op.group: position for position, op in enumerate(self.operators) if op.group}
         ending: dict[int, list[str]] = {}
         for position, op in enumerate(self.operators):
             tensor, inputs, handed = op.output.tensor, sharded.activations[op.name], sharded.handed[op.name]
@@ -144,7 +151,7 @@ class _Forward:
             for operand in inputs:
                 name = storage.get(operand.tensor, operand.tensor)
                 if name != source:
-                    ending.setdefault(ends[op.group] if operand in handed else position, []).append(name)
+                    ending.setdefault(self.ends[op.group] if operand in handed else position, []).append(name)
             for name in ending.pop(position, []):
                 if name in self.live:
                     term, left = self.live.pop(name)

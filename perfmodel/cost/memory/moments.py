@@ -59,7 +59,6 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
     program = micro.program
-    exchanged = exchanged_passes(micro, profile, recompute)
     for region, it in enumerate(program.regions):
         again = recompute if it.is_block else Recompute.NONE
         first = program.peaks.backward[region, again]
@@ -75,7 +74,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                overlapped, exchanges = forward[-1] + kept[region], (exchanged[0] + exchanged[1])[region] > 0.0
+                overlapped, exchanges = forward[-1] + kept[region], exchanged_passes(micro, profile, recompute).sum(axis=0)[region] > 0.0
                 leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
@@ -135,31 +134,37 @@ class Moment:
         return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
 
 
-def rank_moments(
-    activations: ActivationTerms,
-    terms: ParameterTerms,
-    stages: Stages,
-    sizes: Bytes,
-    *,
-    rank: int,
-    num_microbatches: Column,
-    profile: ExecutionProfile,
-    activation_bytes: float,
-) -> list[Moment]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryTerms:
+    """Terms of the memory of pipeline ranks, as numbers or as columns.
+
+    static         (weights, gradients, optimizer, gathered parameters) of each distinct rank (`Stages`)
+    num_replicas   ranks that the gradient of a weight is reduced over
+    is_scattered   whether the residual stream is cut over tp
+    factor         ratio of reserved to allocated bytes of temporary tensors   [-]
+    outside        memory outside the allocator   [byte]
+    """
+
+    activations: ActivationTerms
+    terms: ParameterTerms
+    stages: Stages
+    static: list[tuple[Any, Any, Any, Any]]
+    num_replicas: Column
+    num_microbatches: Column
+    tp: Column
+    is_scattered: bool
+    activation_bytes: float
+    profile: ExecutionProfile
+    sizes: Bytes
+    factor: float
+    outside: Column
+
+
+def rank_moments(of: MemoryTerms, rank: int) -> list[Moment]:
     """Return the moments of a distinct rank (`Stages`). [byte]"""
-    walk = _Moments(
-        activations,
-        terms,
-        stages,
-        sizes,
-        rank=rank,
-        m=num_microbatches,
-        profile=profile,
-        activation_bytes=activation_bytes,
-    )
-    program = terms.program
+    walk, program = _Moments(of, rank), of.terms.program
     moments = _Sharded(walk).moments() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
-    return [*moments, walk.optimizer_step()] if sizes.optimizer.copy else moments
+    return [*moments, walk.optimizer_step()] if of.sizes.optimizer.copy else moments
 
 
 class _Moments:
@@ -169,24 +174,20 @@ class _Moments:
     tied   elements of a matrix that both ends of this rank read: its first gradient waits for the second
     """
 
-    def __init__(
-        self,
-        a: ActivationTerms,
-        t: ParameterTerms,
-        stages: Stages,
-        sizes: Bytes,
-        *,
-        rank: int,
-        m: Column,
-        profile: ExecutionProfile,
-        activation_bytes: float,
-    ) -> None:
-        self.a, self.t, self.stages, self.sizes, self.rank, self.m = a, t, stages, sizes, rank, m
-        self.profile, self.activation_bytes = profile, activation_bytes
-        self.regions: Regions = stages.regions
-        self.runs = stages.runs[rank]
-        self.is_last_rank = rank == stages.num_ranks - 1
-        self.tied: Any = stages.is_single * t.tied[0]
+    def __init__(self, of: MemoryTerms, rank: int) -> None:
+        self.a, self.t, self.stages, self.sizes, self.rank, self.m = (
+            of.activations,
+            of.terms,
+            of.stages,
+            of.sizes,
+            rank,
+            of.num_microbatches,
+        )
+        self.profile, self.activation_bytes = of.profile, of.activation_bytes
+        self.regions: Regions = of.stages.regions
+        self.runs = of.stages.runs[rank]
+        self.is_last_rank = rank == of.stages.num_ranks - 1
+        self.tied: Any = of.stages.is_single * of.terms.tied[0]
 
     def at(self, region: int) -> At:
         """Return the part of the model to which a region belongs."""

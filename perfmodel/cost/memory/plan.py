@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,12 @@ from perfmodel.cost.memory.chip import (
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, keeps_gathered, largest, rank_moments
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
-from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
+from perfmodel.cost.update import ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
-from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.stage_cuts import imbalance
@@ -39,32 +38,6 @@ from perfmodel.workload.network_model import NetworkModel
 if TYPE_CHECKING:
     from perfmodel.cost.assemble import PlanColumns
     from perfmodel.cost.estimate import Estimator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryTerms:
-    """Terms of the memory of pipeline ranks, as numbers or as columns.
-
-    static         (weights, gradients, optimizer, gathered parameters) of each distinct rank (`Stages`)
-    num_replicas   ranks that the gradient of a weight is reduced over
-    is_scattered   whether the residual stream is cut over tp
-    factor         ratio of reserved to allocated bytes of temporary tensors   [-]
-    outside        memory outside the allocator   [byte]
-    """
-
-    activations: ActivationTerms
-    terms: ParameterTerms
-    stages: Stages
-    static: list[tuple[Any, Any, Any, Any]]
-    num_replicas: Column
-    num_microbatches: Column
-    tp: Column
-    is_scattered: bool
-    activation_bytes: float
-    profile: ExecutionProfile
-    sizes: Bytes
-    factor: float
-    outside: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,48 +64,15 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
 
     of_live   stages with an entry for each of `live`, if there are more than in `of`
     """
-    activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
-    moments = rank_moments(
-        activations,
-        terms,
-        of.stages,
-        sizes,
-        rank=rank,
-        num_microbatches=of.num_microbatches,
-        profile=profile,
-        activation_bytes=of.activation_bytes,
-    )
     unreduced = UnreducedGradients()  # none unless weights stay gathered
-    if keeps_gathered(terms.program):
-        unreduced = unreduced_gradients(
-            activations,
-            terms,
-            of_live or of.stages,
-            sizes,
-            rank=rank,
-            live=live,
-            num_microbatches=of.num_microbatches,
-            profile=profile,
-            activation_bytes=of.activation_bytes,
-            factor=of.factor,
-        )
-    waiting = waiting_memory(
-        activations,
-        terms,
-        of.stages,
-        sizes,
-        rank=rank,
-        num_microbatches=of.num_microbatches,
-        tp=of.tp,
-        is_scattered=of.is_scattered,
-        profile=profile,
-    )
+    if keeps_gathered(of.terms.program):
+        unreduced = unreduced_gradients(of, rank, live, of_live or of.stages)
     return RankMemoryTerms(
         static=of.static[rank],
         fixed=fixed_memory(of.static[rank]),
-        moments=moments,
+        moments=rank_moments(of, rank),
         unreduced=unreduced,
-        waiting=waiting,
+        waiting=waiting_memory(of, rank),
         factor=of.factor,
         outside=of.outside,
     )
@@ -150,13 +90,6 @@ class MemoryRow:
     kept: list[ActivationBytes]
     ranks: tuple[RankMemoryTerms, ...]
     total: tuple[Any, ...]
-    _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
-
-    def peak(self, rank: int) -> Peak:
-        """Return the peak of a rank, computed once."""
-        if rank not in self._peaks:
-            self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
-        return self._peaks[rank]
 
     def needs(self, plan: Plan, uncertainty: MemoryUncertainty) -> tuple[RankNeed, ...]:
         """Return the memory needs of the ranks of one plan, which decide whether it fits."""
@@ -170,13 +103,15 @@ class MemoryRow:
         rows = zip(self.ranks, self.total, more, extra, strict=True)
         by_rank = [entries_of((total, rank.fixed, rank.outside, ratio, kept), number) for rank, total, ratio, kept in rows]
         known: dict[tuple[tuple[float, ...], ...], tuple[RankNeed, ...]] = {}
+        needs = []
         for values in zip(*by_rank, strict=True):
             if values not in known:
-                known[values] = tuple(
-                    RankNeed(total=total, sure=sure, outside=outside, imbalance=ratio, extra=kept)
-                    for total, sure, outside, ratio, kept in values
-                )
-        return [known[values] for values in zip(*by_rank, strict=True)]
+                of_ranks = [
+                    RankNeed(total=total, sure=sure, outside=out, imbalance=ratio, extra=kept) for total, sure, out, ratio, kept in values
+                ]
+                known[values] = tuple(of_ranks)
+            needs.append(known[values])
+        return needs
 
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
@@ -388,16 +323,18 @@ class RankMemory:
 def fullest_by_class(row: MemoryRow, number: int) -> list[tuple[str, float, tuple[float, ...]]]:
     """Return the moment at the peak of the fullest chip, its total and its live bytes by class, for each of `number` columns. [byte]"""
     totals = entries_of(row.total, number)
+    peaks: dict[int, Peak] = {}
     groups: dict[tuple[int, int], list[int]] = {}
     for column, of_ranks in enumerate(totals):
         rank = of_ranks.index(max(of_ranks))
-        largest = row.peak(rank).largest
+        if rank not in peaks:
+            peaks[rank] = peak_of(row.ranks[rank], row.kept[rank])
+        largest = peaks[rank].largest
         groups.setdefault((rank, largest[column if len(largest) > 1 else 0]), []).append(column)
     held: list[tuple[str, float, tuple[float, ...]]] = [("", 0.0, ())] * number
     for (rank, peak_case), columns in groups.items():
-        case = row.peak(rank).cases[peak_case]
-        of_classes = _bytes_by_class(row.ranks[rank], row.kept[rank], case)
-        by_class = entries_of(of_classes, number)
+        case = peaks[rank].cases[peak_case]
+        by_class = entries_of(_bytes_by_class(row.ranks[rank], row.kept[rank], case), number)
         for column in columns:
             held[column] = case[0].name, totals[column][rank], by_class[column]
     return held

@@ -52,7 +52,7 @@ class Condition:
         return "*".join(dict.fromkeys("tp" if axis in _TP else axis for axis in self.axes))
 
     def ways(self, fine: dict[str, int]) -> int:
-        return prod(fine[axis] for axis in self.axes)
+        return prod(map(fine.__getitem__, self.axes))
 
     def holds(self, fine: dict[str, int]) -> bool:
         ways = self.ways(fine)
@@ -69,21 +69,20 @@ class Condition:
 @session_cache(maxsize=1024)
 def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
     """Return the conditions of the rule set on the degrees of cp and tp for this model, heads first."""
-
-    def cuts(names: tuple[str, ...], axes: tuple[str, ...]) -> bool:
-        return any(axis in cut for name, cut in rules.cuts() if name in names for axis in axes)
-
     heads, kv = model.num_attention_heads, model.num_key_value_heads
+    axes_of: dict[str, set[str]] = {}
+    for name, axes in rules.cuts():
+        axes_of.setdefault(name, set()).update(axes)
+    of_keys, of_queries = (set().union(*(axes_of.get(name, ()) for name in names)) for names in _HEADS)
     result: list[Condition] = []
-    if cuts(_HEADS[0], _TP[:1]) and cuts(_HEADS[1], _TP[1:]):
+    if _TP[0] in of_keys and _TP[1] in of_queries:
         result.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
-    if cuts((*_HEADS[0], *_HEADS[1]), _TP):
+    if not of_keys.union(of_queries).isdisjoint(_TP):
         # tp_kv is the part of tp that divides the key-value heads: each of its ranks has whole heads
         result.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
     sizes = logical_sizes(model, seq_len)
-    cut_dims = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
-    cut_dims.sort(key=lambda rule: list(_FIELDS).index(rule[0]))
-    result += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in cut_dims]
+    cuts = ((name, axes) for name in _FIELDS if name in sizes and name in axes_of for cut, axes in rules.cuts() if cut == name and axes)
+    result += (Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in cuts)
     return tuple(dict.fromkeys(result))
 
 

@@ -198,16 +198,22 @@ class ShardedGraph:
     @cached_property
     def activations(self) -> Mapping[str, list[Operand]]:
         """Activations among the inputs of each operator."""
-        tensors = self.graph.tensors
-        return {op.name: [o for o in op.inputs if tensors[o.tensor].role is TensorRole.ACTIVATION] for op in self.graph.operators}
+        tensors, activations = self.graph.tensors, dict[str, list[Operand]]()
+        for op in self.graph.operators:
+            activations[op.name] = [operand for operand in op.inputs if tensors[operand.tensor].role is TensorRole.ACTIVATION]
+        return activations
 
     @cached_property
     def handed(self) -> Mapping[str, list[Operand]]:
         """Activations that enter the operator's group from outside; the group is one function and holds them until it returns."""
-        group = {op.output.tensor: op.group for op in self.graph.operators}
-        return {
-            op.name: [o for o in self.activations[op.name] if op.group and group.get(o.tensor) != op.group] for op in self.graph.operators
-        }
+        handed: dict[str, list[Operand]] = {}
+        for op in self.graph.operators:
+            handed[op.name] = []
+            for operand in self.activations[op.name] if op.group else ():
+                maker = self.graph.producer(operand.tensor)
+                if maker is None or maker.group != op.group:
+                    handed[op.name].append(operand)
+        return handed
 
     @cached_property
     def entering(self) -> Mapping[str, frozenset[str]]:
@@ -215,16 +221,17 @@ class ShardedGraph:
 
         An input that an operator passes on unchanged has the name of that operator's output.
         """
-        layer_of = {op.output.tensor: op.layer for op in self.graph.operators}
         inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
-            given = {
+            if region.is_repeated:
+                inputs[region.name] = frozenset((region.carried,))
+                continue
+            inputs[region.name] = frozenset(
                 op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
                 for op in self.graph.operators_of(region.name)
                 for operand in self.activations[op.name]
-                if layer_of.get(operand.tensor, region.name) != region.name
-            }
-            inputs[region.name] = frozenset((region.carried,) if region.is_repeated else given)
+                if (maker := self.graph.producer(operand.tensor)) is not None and maker.layer != region.name
+            )
         return inputs
 
     @cached_property
@@ -259,7 +266,7 @@ class ShardedGraph:
         head (`is_expanded`). Of an input that is streamed in blocks, a rank holds its own block.
         """
         maker, dims = self.graph.producer(operand.tensor), operand.dims
-        if maker is not None and op.streams(operand):
+        if maker is not None and op.streamed and op.streams(operand):
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
             dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.roles.stretched)
@@ -515,7 +522,6 @@ def _parameters(
 ) -> tuple[ParameterLayout, ...]:
     parameters: list[ParameterLayout] = []
     ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
-    outputs = {op.name: op.output.tensor for op in graph.operators}
     for name, tensor in graph.tensors.items():
         if tensor.role is not TensorRole.PARAMETER:
             continue
@@ -532,7 +538,8 @@ def _parameters(
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; cut {' and '.join(names)} alike, by one rule")
         # a pipeline stage may begin between a product and its bias
-        sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
+        biased = [op for op in graph.operators if op.name == tensor.bias_of] if tensor.bias_of else ()
+        sums = left[biased[0].output.tensor].partial if biased else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
         first = graph.operators_of(layout.regions[0])
         parameters.append(

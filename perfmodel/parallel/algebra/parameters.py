@@ -92,34 +92,29 @@ def parameter_events(
     first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
     rest = parameter.gradient_axes - cut - first
     reduction_times: Times = "microbatch" if reduces_each_microbatch else "step"
-    events: list[ParameterEvent] = []
-
-    def event(kind: CollectiveKind, axes: frozenset[str], what: What, times: Times) -> None:
+    reduction: What = "reduce" if reduces_each_microbatch else "finish"
+    due: list[tuple[CollectiveKind, frozenset[str], What, Times]] = []
+    if stores_shards:
+        due.append((CollectiveKind.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch"))
+    if zero == 3 and not keeps_gathered and not is_wanted_at_once and parameter.runs_backward:
+        due.append((CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch"))
+    if not parameter.is_frozen:  # else there is no gradient to reduce, and nothing new to publish
+        due.append((CollectiveKind.ALL_REDUCE, first, "sum", reduction_times))
+        if zero >= 2:
+            due.append((CollectiveKind.REDUCE_SCATTER, cut, reduction, reduction_times))
+        elif zero == 1:
+            due.append((CollectiveKind.REDUCE_SCATTER, cut, "finish", "step"))
+        due.append((CollectiveKind.ALL_REDUCE, rest, *((reduction, reduction_times) if zero == 0 else ("finish", "step"))))
+        if tied_across_stages and len(parameter.regions) > 1:
+            due.append((CollectiveKind.ALL_REDUCE, frozenset(("pp",)), "tied", "step"))
+        if zero and not stores_shards:
+            due.append((CollectiveKind.ALL_GATHER, cut, "publish", "step"))
+    events = []
+    for kind, axes, what, times in due:
         if axes:
             # a gradient that has not been accumulated is still in the dtype in which it was computed, the weight's
             as_computed = kind is CollectiveKind.ALL_GATHER or (what == "sum" and times == "microbatch")
-            dtype: Literal["parameter", "gradient"] = "parameter" if as_computed else "gradient"
-            events.append(ParameterEvent(kind=kind, axes=axes, what=what, times=times, dtype=dtype))
-
-    if stores_shards:
-        event(CollectiveKind.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
-    if zero == 3 and not keeps_gathered and not is_wanted_at_once and parameter.runs_backward:
-        event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
-    if parameter.is_frozen:
-        return tuple(events)  # there is no gradient to reduce, and nothing new to publish
-    event(CollectiveKind.ALL_REDUCE, first, "sum", reduction_times)
-    if zero >= 2:
-        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", reduction_times)
-    elif zero == 1:
-        event(CollectiveKind.REDUCE_SCATTER, cut, "finish", "step")
-    if zero == 0:
-        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", reduction_times)
-    else:
-        event(CollectiveKind.ALL_REDUCE, rest, "finish", "step")
-    if tied_across_stages and len(parameter.regions) > 1:
-        event(CollectiveKind.ALL_REDUCE, frozenset(("pp",)), "tied", "step")
-    if zero and not stores_shards:
-        event(CollectiveKind.ALL_GATHER, cut, "publish", "step")
+            events.append(ParameterEvent(kind=kind, axes=axes, what=what, times=times, dtype="parameter" if as_computed else "gradient"))
     return tuple(events)
 
 

@@ -56,17 +56,21 @@ class RuleSet:
 
     def sharding(self, operator: Operator, *, refined: bool = False) -> Sharding:
         """Return dims of this operator -> fine axes; `refined`: of a graph with experts, whose axes are finer."""
-        sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name_in_layer, operator.logical_name(dim)))}
+        rules, logical = self.rules_of(operator.name_in_layer), operator.roles.logical
+        sharding = {dim: axes for dim in operator.dims if (axes := rules.get(logical.get(dim, dim)))}
         if refined:
             sharding = {dim: tuple(part for axis in axes for part in REFINED[axis]) for dim, axes in sharding.items()}
         check_sharding(operator, sharding)
         return sharding
 
+    def rules_of(self, operator: str) -> Mapping[str, tuple[str, ...]]:
+        """Return the rules for this operator."""
+        overrides = self.operators.get(operator)
+        return self.rules if overrides is None else {**self.rules, **overrides}
+
     def cut(self, operator: str, logical: str) -> tuple[str, ...]:
         """Return the axes that shard this dim of this operator."""
-        rule = self.rules.get(logical, ())
-        overrides = self.operators.get(operator)
-        return rule if overrides is None else overrides.get(logical, rule)
+        return self.rules_of(operator).get(logical, ())
 
     def cuts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield every (dim, axes) of the rules, for all operators and for single ones."""

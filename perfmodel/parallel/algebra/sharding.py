@@ -159,18 +159,18 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
         return ()
     axes = dict.fromkeys(chain(*source.cuts, *target.cuts, partial))
     bits = {axis: 1 << position for position, axis in enumerate(axes)}
-
-    def names(mask: int) -> frozenset[str]:
-        return frozenset(axis for axis, bit in bits.items() if mask & bit)
-
     have, want, inside = list[int](), list[int](), list[int]()
     for old, new in zip(source.cuts, target.cuts, strict=True):
         have.append(sum(map(bits.__getitem__, old)))
         want.append(sum(map(bits.__getitem__, new)))
         outer = old[: _common_prefix(old, new)]
         inside.append(~(have[-1] & want[-1] if is_set else sum(map(bits.__getitem__, outer))))
-    due = collectives(have, want, sum(map(bits.__getitem__, partial)), inside)
-    return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
+    steps = []
+    for kind, group, remaining in collectives(have, want, sum(map(bits.__getitem__, partial)), inside):
+        if group:
+            moved = frozenset([axis for axis in axes if group & bits[axis]])
+            steps.append(Step(kind=kind, axes=moved, remaining=frozenset([axis for axis in axes if remaining & bits[axis]])))
+    return tuple(steps)
 
 
 def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, runs_at
-from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
-from perfmodel.cost.memory.plan import MemoryTerms, activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
+from perfmodel.cost.memory.plan import activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column

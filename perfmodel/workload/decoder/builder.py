@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import starmap
 from types import MappingProxyType
 from typing import cast
 
@@ -208,7 +209,7 @@ class DecoderBuilder:
     ) -> str:
         """Add an operator with the logical names of its dims; return its output tensor."""
         tensor = self.prefix + operator.output.tensor
-        shape = tuple(operator.dims[dim] for dim in operator.output.dims)
+        shape = tuple(map(operator.dims.__getitem__, operator.output.dims))
         bytes_each = itemsize or self.activation_bytes
         self.tensors[tensor] = Tensor(
             name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged, is_counted=is_counted
@@ -268,7 +269,7 @@ class DecoderBuilder:
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
-        operands = tuple(operand(*pair) for pair in inputs)
+        operands = tuple(starmap(operand, inputs))
         return self.add(elementwise(name, function, operands, operand(f"{name}.out", inputs[0][1]), self.of(dims)), dims)
 
     def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from perfmodel.foundation.errors import InputError
@@ -77,7 +77,7 @@ def attention(
     num_keys = prod(dims[dim] for dim in keys)
     window = causal.window if causal is not None and causal.window < num_keys else 0
     chosen = causal.chosen if causal is not None else None
-    inputs = (q, k, v, *(operand for operand in (sinks, chosen) if operand is not None))
+    inputs = (q, k, v, *[operand for operand in (sinks, chosen) if operand is not None])
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
@@ -104,10 +104,10 @@ def attention(
             )
         ),
         saved=(
-            *(
+            *[
                 Data(extent=_entries(dims, operand, width), of=position)
                 for position, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
-            ),
+            ],
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
             *((Data(extent=extent(dims, chosen.dims), of=len(inputs) - 1),) if chosen is not None else ()),
         ),
@@ -149,7 +149,6 @@ def rotary(
         raise InputError(f"operator {name}: head_dim={head_dim}: must be even, entries are rotated in pairs; use an even one")
     entries = _entries(dims, x, head_dim)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
-    back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="rotary",
@@ -157,7 +156,7 @@ def rotary(
         inputs=(x,),
         output=output,
         forward=(Stream(kernel="rotary", elements=entries, accesses=(read, written)),),
-        backward=(Stream(kernel="rotary", elements=entries, accesses=back),),
+        backward=(Stream(kernel="rotary", elements=entries, accesses=(written.gradient, read.gradient)),),
         scratch=(Data(extent=((3, ""), *_entries(dims, x, head_dim // 2))),),
         settings={"head_dim": head_dim, "base": base} | ({} if start is None else {"start": start}),
     )

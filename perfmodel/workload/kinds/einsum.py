@@ -32,12 +32,17 @@ def einsum(
     Source: R3 and R4 of the sharding algebra.
     """
 
-    in_first, in_second, in_output = set(first.dims), set(second.dims), set(output.dims)
-    batch = extent(dims, (dim for dim in dims if dim in in_first & in_second & in_output))
-    m = extent(dims, (dim for dim in dims if dim in (in_first & in_output) - in_second))
-    n = extent(dims, (dim for dim in dims if dim in (in_second & in_output) - in_first))
-    summed = tuple(dim for dim in dims if dim not in in_output)
-    k = extent(dims, summed)
+    of_batch, of_m, of_n, of_k = list[str](), list[str](), list[str](), list[str]()
+    for dim in dims:
+        if dim not in output.dims:
+            of_k.append(dim)
+        elif dim in first.dims and dim in second.dims:
+            of_batch.append(dim)
+        elif dim in first.dims:
+            of_m.append(dim)
+        elif dim in second.dims:
+            of_n.append(dim)
+    batch, m, n, k = extent(dims, of_batch), extent(dims, of_m), extent(dims, of_n), extent(dims, of_k)
     backward, saved = [], []
     if first_has_gradient:
         backward.append(Product(batch=batch, m=m, n=k, k=n, gradient_of=0, is_grouped=grouped))
@@ -54,7 +59,7 @@ def einsum(
         output=output,
         forward=(Product(batch=batch, m=m, n=n, k=k, is_grouped=grouped),),
         backward=tuple(backward),
-        roles=DimRoles(sums=summed, unsplit=unsplit, padded=padded),
+        roles=DimRoles(sums=tuple(of_k), unsplit=unsplit, padded=padded),
         saved=tuple(saved),
         layer=layer,
     )

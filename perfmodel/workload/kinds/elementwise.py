@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.workload.activations import ACTIVATIONS
@@ -45,7 +44,7 @@ def elementwise(
     written = [data for data in into if len(data.extent) < len(entries)] if function == "add" else [] if function == "bias" else into
     read = into[:1] if function == "bias" else into
     kernel = ACTIVATIONS[function].kernel if function in ACTIVATIONS else "add"
-    gradients = [replace(data, is_gradient=True) for data in (out, *written)]
+    gradients = [data.gradient for data in (out, *written)]
     backward = Stream(kernel=kernel, elements=entries, accesses=(gradients[0], *saved, *gradients[1:]))
     return Operator(
         name=name,
@@ -73,7 +72,6 @@ def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
     """Return output = mask x / (1 - p), elementwise. Saved for backward: the mask, one byte per entry."""
     entries = extent(dims, output.dims)
     read, written, mask = Data(extent=entries, of=0), Data(extent=entries, of=1), Data(extent=entries, itemsize=1.0)
-    back = (replace(written, is_gradient=True), mask, replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="dropout",
@@ -81,6 +79,6 @@ def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
         inputs=(x,),
         output=output,
         forward=(Stream(kernel="dropout", elements=entries, accesses=(read, written, mask)),),
-        backward=(Stream(kernel="dropout", elements=entries, accesses=back),),
+        backward=(Stream(kernel="dropout", elements=entries, accesses=(written.gradient, mask, read.gradient)),),
         saved=(mask,),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.workload.graph import DimRoles, Operand, Operator
 from perfmodel.workload.work import Data, Extent, Product, Stream, extent
@@ -39,7 +38,7 @@ def index_scores(
     square = Data(extent=scores, itemsize=_FLOAT32)
     read = tuple(Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate((q, k, weights)))
     written = Data(extent=extent(dims, output.dims), of=3)
-    gradients = tuple(replace(data, is_gradient=True) for data in read)
+    gradients = tuple(data.gradient for data in read)
     return Operator(
         name=name,
         kind="index_scores",

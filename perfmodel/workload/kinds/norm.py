@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -74,7 +73,6 @@ def _norm(
     rows = reduced_rows(dims, x.dims, over)
     sums = reduced_rows(dims, x.dims, over, values=statistics)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
-    back = (replace(written, is_gradient=True), read, replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind=kind,
@@ -82,7 +80,7 @@ def _norm(
         inputs=inputs,
         output=output,
         forward=(Stream(kernel=kernel, elements=entries, accesses=(read, written)),),
-        backward=(Stream(kernel=kernel, elements=entries, accesses=back),),
+        backward=(Stream(kernel=kernel, elements=entries, accesses=(written.gradient, read, read.gradient)),),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
         roles=DimRoles(unsplit=unsplit),
         saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import DimRoles, Operand, Operator
@@ -37,7 +36,6 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Ope
     """Return a contiguous copy of a view, for kernels that need one; its gradient is copied back."""
     entries = extent(dims, output.dims)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
-    back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="copy",
@@ -45,7 +43,7 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Ope
         inputs=(x,),
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=(read, written)),),
-        backward=(Stream(kernel="default", elements=entries, accesses=back),),
+        backward=(Stream(kernel="default", elements=entries, accesses=(written.gradient, read.gradient)),),
     )
 
 
@@ -57,7 +55,7 @@ def side_by_side(name: str, first: Operand, second: Operand, output: Operand, di
         raise InputError(f"operator {name}: {both}={dims[both]}: must be {one}={dims[one]} and {other}={dims[other]}; correct the shape")
     operands = (first, second, output)
     data = [Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate(operands)]
-    gradients = [replace(operand_data, is_gradient=True) for operand_data in data]
+    gradients = [operand_data.gradient for operand_data in data]
     entries = data[2].extent
     return Operator(
         name=name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator
@@ -24,7 +23,6 @@ def route(name: str, logits: Operand, output: Operand, dims: Mapping[str, int], 
     read, scores = Data(extent=entries, of=0), Data(extent=entries, itemsize=_FLOAT32)
     chosen = Data(extent=extent(dims, output.dims), of=1)
     experts = tuple(dim for dim in logits.dims if dim not in output.dims)
-    back = (replace(chosen, is_gradient=True), scores, replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="route",
@@ -35,7 +33,7 @@ def route(name: str, logits: Operand, output: Operand, dims: Mapping[str, int], 
             Stream(kernel="softmax", elements=entries, accesses=(read, scores)),
             Stream(kernel="softmax", elements=entries, accesses=(scores, scores, chosen)),
         ),
-        backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
+        backward=(Stream(kernel="softmax", elements=entries, accesses=(chosen.gradient, scores, read.gradient)),),
         roles=DimRoles(unsplit=experts),
         saved=(read, scores),
         settings={"score": score},
@@ -48,7 +46,6 @@ def permute(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
     Backward adds up the copies. It is a gather: only the order is saved, which is an index.
     """
     read, written = Data(extent=extent(dims, x.dims), of=0), Data(extent=extent(dims, output.dims), of=1)
-    back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="permute",
@@ -56,7 +53,7 @@ def permute(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
         inputs=(x,),
         output=output,
         forward=(Stream(kernel="permute", elements=written.extent, accesses=(read, written)),),
-        backward=(Stream(kernel="permute", elements=read.extent, accesses=back),),
+        backward=(Stream(kernel="permute", elements=read.extent, accesses=(written.gradient, read.gradient)),),
         is_linear=True,
     )
 
@@ -71,7 +68,6 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
     into = [Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate(inputs)]
     out = Data(extent=extent(dims, output.dims), of=len(inputs))
     kept = tuple(into) if weights is not None else ()
-    back = (replace(out, is_gradient=True), *kept, *(replace(data, is_gradient=True) for data in into))
     places = Data(extent=extent(dims, rows.dims[:-1]), itemsize=INDEX_BYTES)
     return Operator(
         name=name,
@@ -80,7 +76,7 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
         inputs=inputs,
         output=output,
         forward=(Stream(kernel="permute", elements=into[0].extent, accesses=(*into, out)),),
-        backward=(Stream(kernel="permute", elements=into[0].extent, accesses=back),),
+        backward=(Stream(kernel="permute", elements=into[0].extent, accesses=(out.gradient, *kept, *(data.gradient for data in into))),),
         roles=DimRoles(sums=tuple(dim for dim in rows.dims if dim and dim not in output.dims)),
         saved=kept or (places,),
         is_linear=weights is None,
@@ -99,12 +95,13 @@ def gated(
     inputs = (x,) if weights is None else (x, weights)
     into = [Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate(inputs)]
     out = Data(extent=extent(dims, output.dims), of=len(inputs))
-    back = (replace(out, is_gradient=True), *into, *(replace(data, is_gradient=True) for data in into))
     kernel = ACTIVATIONS[function].kernel
     forward: tuple[Stream, ...] = (Stream(kernel=kernel, elements=out.extent, accesses=(*into, out)),)
-    backward: tuple[Stream, ...] = (Stream(kernel=kernel, elements=out.extent, accesses=back),)
+    backward: tuple[Stream, ...] = (
+        Stream(kernel=kernel, elements=out.extent, accesses=(out.gradient, *into, *(data.gradient for data in into))),
+    )
     if apart:
-        unweighted, gradient = Data(extent=out.extent, itemsize=apart), replace(out, is_gradient=True)
+        unweighted, gradient = Data(extent=out.extent, itemsize=apart), out.gradient
         forward = (*forward, Stream(kernel="add", elements=out.extent, accesses=(unweighted, out)))
         backward = (Stream(kernel="add", elements=out.extent, accesses=(gradient, unweighted, gradient)), *backward)
         into.append(unweighted)

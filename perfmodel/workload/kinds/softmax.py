@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -42,7 +41,6 @@ def softmax(
     rows = reduced_rows(dims, x.dims, reduced)
     inputs = (x,) if sinks is None else (x, sinks)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
-    back = (replace(written, is_gradient=True), written, replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="softmax",
@@ -50,7 +48,7 @@ def softmax(
         inputs=inputs,
         output=output,
         forward=(Stream(kernel="softmax", elements=entries, accesses=(read, written)),),
-        backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
+        backward=(Stream(kernel="softmax", elements=entries, accesses=(written.gradient, written, read.gradient)),),
         traffic=tuple(
             OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=reduced, extent=rows, phase=phase, itemsize=4.0)
             for phase in (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)

@@ -30,7 +30,6 @@ def causal_conv(
     inputs = (x, weight) if bias is None else (x, weight, bias)
     entries = extent(dims, output.dims)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
-    back = (replace(written, is_gradient=True), read, replace(read, is_gradient=True))
     positions, others = x.dims[1], tuple(dim for dim in x.dims if dim != x.dims[1])
     return Operator(
         name=name,
@@ -39,7 +38,7 @@ def causal_conv(
         inputs=inputs,
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=(read, written)),),
-        backward=(Stream(kernel="default", elements=entries, accesses=back),),
+        backward=(Stream(kernel="default", elements=entries, accesses=(written.gradient, read, read.gradient)),),
         traffic=halo_exchange(positions, taps - 1, extent(dims, others)),
         saved=(read,),
         settings={"taps": taps},
@@ -64,7 +63,6 @@ def gated_norm(
     """
     entries = extent(dims, output.dims)
     x_data, gate_data, written = (Data(extent=entries, of=position) for position in (0, 1, 3))
-    back = (replace(written, is_gradient=True), x_data, gate_data, replace(x_data, is_gradient=True), replace(gate_data, is_gradient=True))
     return Operator(
         name=name,
         kind="gated_norm",
@@ -72,7 +70,9 @@ def gated_norm(
         inputs=(x, gate, weight),
         output=output,
         forward=(Stream(kernel="rmsnorm", elements=entries, accesses=(x_data, gate_data, written)),),
-        backward=(Stream(kernel="rmsnorm", elements=entries, accesses=back),),
+        backward=(
+            Stream(kernel="rmsnorm", elements=entries, accesses=(written.gradient, x_data, gate_data, x_data.gradient, gate_data.gradient)),
+        ),
         saved=(x_data, Data(extent=rows, itemsize=4.0)),
         settings={"width": width, "gates_first": gates_first},
     )
@@ -200,7 +200,7 @@ def _scan(
     )
     written = replace(written, of=len(inputs))
     state = Data(extent=states, itemsize=_STATE_BYTES)
-    gradients = tuple(replace(data, is_gradient=True) for data in (written, x, steps))
+    gradients = tuple(data.gradient for data in (written, x, steps))
     passed: Extent = tuple(factor for factor in states if factor[1] != chunks.positions)
     backward = tuple(
         gradient

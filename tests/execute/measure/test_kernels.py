@@ -161,7 +161,7 @@ def test_bytes_and_elements_are_those_of_the_cost_model():
     starts = [*program.rows.streaming.access_starts.tolist(), len(program.rows.streaming.accesses)]
     for row, name in enumerate(program.rows.streaming.names):
         amounts = program.rows.streaming.accesses[starts[row] : starts[row + 1]]
-        counted.setdefault(name, []).append(float(program.amounts.base[amounts].sum()) / (4 * width))  # amounts of one token
+        counted.setdefault(name, []).append(float(program.rows.amounts.base[amounts].sum()) / (4 * width))  # amounts of one token
     assert sorted(counted["activation"]) == sorted(moved[KernelClass.GELU_TANH]) == [2.0, 3.0]
     assert sorted(counted["final_norm"]) == sorted(moved[KernelClass.LAYERNORM]) == [2.0, 3.0]
     assert 3.0 in counted["attention_add"]
