@@ -30,7 +30,7 @@ class CompressionCost:
 
     time   passes over the gradients for one reduction                        [s]
     kept   error feedback and factors, kept between steps                     [byte]
-    copy   largest temporary of one bucket: its cast, or its copy and factors [byte]
+    copy   largest temporary of one bucket: its cast, or its copy and error   [byte]
     """
 
     time: tuple[Any, ...]
@@ -60,11 +60,11 @@ def kept_bytes(compression: Compression, rows: Array, columns: Array, itemsize: 
 
 
 def copied_bytes(compression: Compression, rows: Array, columns: Array, itemsize: Array) -> Array:
-    """Return the bytes of the cast gradient, or of its copy from before compression and of gradients that are sent as they are. [byte]"""
+    """Return the bytes of the cast gradient, or of its copy from before compression, the new error and what is sent as it is. [byte]"""
     elements = rows * columns
     if compression.is_cast:
         return elements * np.minimum(itemsize, CAST_BYTES)
-    return elements * itemsize * np.where(compression.factor_rank(rows, columns) > 0.0, 1.0, 2.0)
+    return elements * itemsize * np.where(compression.factor_rank(rows, columns) > 0.0, 2.0, 3.0)
 
 
 def compression_time(compression: Compression, rows: Array, columns: Array, itemsize: Array, machine: Machine) -> Array:

@@ -106,3 +106,13 @@ def check_compression(compression: Compression, *, zero: int, has_experts: bool,
     if compression.is_low_rank and has_experts:
         rule = "is not priced for models with experts, whose stacked weights the hook takes as one matrix"
         raise bad_field("gradient_compression", word, rule, "use fp16 or bf16")
+
+
+def compression_note(compression: Compression) -> str:
+    """Return what a prediction of a step with this compression leaves out; "" if nothing."""
+    if not compression.is_low_rank:
+        return ""
+    return (
+        f"gradient_compression={compression}: a step from iteration {FIRST_ITERATION:,}, before which torch all-reduces gradients as they "
+        "are; the loss may need more steps"
+    )
