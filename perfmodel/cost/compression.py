@@ -1,7 +1,7 @@
 """Cost of gradient compression: messages of a bucket, passes over its gradients, and bytes that are kept between steps.
 
 `parallel/compression.py` has the methods and their sources. Columns are [events, rows], of the local matrix of each gradient: a rows, c
-columns, g bytes of an element.
+columns, g bytes of an element. A gradient without rows is not compressed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CompressionCost:
 def messages(compression: Compression, num_bytes: Array, rows: Array, columns: Array, itemsize: Array) -> tuple[Array, ...]:
     """Return the bytes of each message in place of the all-reduce of `num_bytes`, in the order in which they are sent. [byte]"""
     if compression.is_cast:
-        return (num_bytes * (np.minimum(itemsize, CAST_BYTES) / itemsize),)
+        return (num_bytes * np.where(rows > 0.0, np.minimum(itemsize, CAST_BYTES) / itemsize, 1.0),)
     if not compression.is_low_rank:
         return (num_bytes,)
     r = compression.factor_rank(rows, columns)

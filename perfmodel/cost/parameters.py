@@ -322,9 +322,8 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     local = local_rows * local_columns
     time = np.zeros((len(WHAT) * len(TIMES) * len(program.members), sizes.shape[1]))
     compression = None
-    # to compression, a gradient that is partial over tp too is a vector, as norms are
-    is_partial = np.array([[bool(p.gradient_axes & TENSOR_AXES)] for p in program.parameters])
-    matrices = np.where(is_partial, local, local_rows), np.where(is_partial, 1.0, local_columns)
+    # vectors whose gradients are partial over tp too (norms) are left to the sum over tp
+    matrices = np.where([[bool(p.gradient_axes & TENSOR_AXES)] for p in program.parameters], 0.0, local_rows), local_columns
     if len(program.events.parameter):
         values, buckets = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered), matrices)
         time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
@@ -386,7 +385,7 @@ def _collective_times(
 
     sizes      of the groups of axes, by mask
     elements   of each parameter: unsharded, sharded and as gathered
-    matrices   rows and columns of each unsharded gradient
+    matrices   rows and columns of each unsharded gradient; no rows: it is not compressed
     """
     events, units = program.events, program.units
     local, shard, gathered = (column[events.parameter] for column in elements)

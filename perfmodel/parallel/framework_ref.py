@@ -17,7 +17,7 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import parsed_bool
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.choices import CONTEXT_FORMS, LOSS_FORMS
-from perfmodel.parallel.compression import Compressor, read_compression
+from perfmodel.parallel.compression import NO_COMPRESSION, Compressor, read_compression
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
 
 Value: TypeAlias = bool | float | str
@@ -291,14 +291,15 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
 
 
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
-    """Return the text of a profile with these settings added. Raises InputError for a contradiction."""
+    """Return the text of a profile with these settings added, but for no compression. Raises InputError for a contradiction."""
     ref = FrameworkRef.parse(profile)
     current = ref.settings
     for name, value in settings.items():
         if current.get(name, value) != value:
             rule = f"the profile {one_line(profile)} says {_text(name, current[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    return str(FrameworkRef(name=ref.name, settings=_in_order({**current, **settings})))
+    named = {name: value for name, value in {**current, **settings}.items() if value != str(NO_COMPRESSION)}
+    return str(FrameworkRef(name=ref.name, settings=_in_order(named)))
 
 
 def passed_over(settings: object) -> list[str]:

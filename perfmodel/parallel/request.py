@@ -131,7 +131,7 @@ class Request:
     def stated(self) -> dict[str, Any]:
         """Return the stated settings."""
         from perfmodel.parallel.choices import OFFLOADS, read_context_form, read_offloads
-        from perfmodel.parallel.compression import NO_COMPRESSION, read_compression
+        from perfmodel.parallel.compression import read_compression
         from perfmodel.parallel.framework_ref import read_settings
 
         settings: dict[str, Any] = read_settings(self.settings)
@@ -141,8 +141,6 @@ class Request:
             settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
         if self.gradient_compression is not None:
             settings["gradient_compression"] = read_compression(self.gradient_compression)
-        if settings.get("gradient_compression") == str(NO_COMPRESSION):
-            del settings["gradient_compression"]
         return read_settings(settings)
 
     @property
