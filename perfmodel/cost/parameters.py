@@ -322,8 +322,11 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     local = local_rows * local_columns
     time = np.zeros((len(WHAT) * len(TIMES) * len(program.members), sizes.shape[1]))
     compression = None
-    # vectors whose gradients are partial over tp too (norms) are left to the sum over tp
-    matrices = np.where([[bool(p.gradient_axes & TENSOR_AXES)] for p in program.parameters], 0.0, local_rows), local_columns
+    matrices = local_rows, local_columns
+    if program.compression != NO_COMPRESSION:
+        # gradients that are partial over tp too (of norms) are left to the sum over tp
+        is_whole = np.array([grid.size(p.gradient_axes & TENSOR_AXES) for p in program.parameters]) == 1.0
+        matrices = np.where(is_whole, local_rows, 0.0), local_columns
     if len(program.events.parameter):
         values, buckets = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered), matrices)
         time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
@@ -433,15 +436,16 @@ def _compression_cost(
     values = compression_time(of, rows, columns, itemsize, machine), *(
         count(of, rows, columns, itemsize) for count in (kept_bytes, copied_bytes)
     )
-    time, kept, copy = np.zeros((3, num_regions, sizes.shape[1]))
+    time, kept, copy, most = np.zeros((4, num_regions, sizes.shape[1]))
     is_reduced = np.minimum(sizes[units.mask] - 1.0, 1.0)
     of_units = [np.add.reduceat(value, units.starts, axis=0) * is_reduced for value in values]
     for unit, target in enumerate(units.cell):
         region = target % num_regions
         time[region] = time[region] + of_units[0][unit]
         kept[region] = kept[region] + of_units[1][unit]
-        copy[region] = np.maximum(copy[region], of_units[2][unit] / num_buckets[unit])
-    return CompressionCost(time=tuple(time), kept=tuple(kept), copy=tuple(copy))
+        copy[region] = copy[region] + of_units[2][unit]
+        most[region] = np.maximum(most[region], num_buckets[unit])
+    return CompressionCost(time=tuple(time), kept=tuple(kept), copy=tuple(copy / np.maximum(most, 1.0)))
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
