@@ -433,8 +433,9 @@ def _compression_cost(
     events, units, num_regions = program.events, program.units, len(program.members)
     rows, columns = (column[events.parameter] for column in matrices)
     of, itemsize = program.compression, events.itemsize
-    values = compression_time(of, rows, columns, itemsize, machine), *(
-        count(of, rows, columns, itemsize) for count in (kept_bytes, copied_bytes)
+    values = (
+        compression_time(of, rows, columns, itemsize, machine),
+        *(count(of, rows, columns, itemsize) for count in (kept_bytes, copied_bytes)),
     )
     time, kept, copy, most = np.zeros((4, num_regions, sizes.shape[1]))
     is_reduced = np.minimum(sizes[units.mask] - 1.0, 1.0)

@@ -1,7 +1,7 @@
 """Compression of gradients by torch's DDP communication hooks (`torch.distributed.algorithms.ddp_comm_hooks`).
 
-The executor's data parallelism is not `DistributedDataParallel`: its buckets are flat units (`execute/zero.py`), of which each calls torch's
-hook when its last gradient is complete, as DDP does. A unit has a state of its own, so its error feedback belongs to its gradients.
+The executor's data parallelism is not `DistributedDataParallel`: its buckets are flat units (`execute/zero.py`). A unit calls torch's hook
+when its last gradient is complete, as DDP does, with a state and an error feedback of its own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GradientHook:
         return future
 
     def lost(self) -> torch.Tensor | None:
-        """Return the mean over the group of what the last reduction left out and keeps for the next; None if nothing is kept. Collective."""
+        """Return the mean over the group of the error that the last reduction keeps for the next; None if it keeps none. Collective."""
         if not self.compression.is_low_rank:
             return None
         error: torch.Tensor = self._state.error_dict[0].clone()

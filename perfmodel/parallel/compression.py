@@ -5,7 +5,7 @@ For a matrix of a x c elements of g bytes, of which a plain all-reduce sends g a
 | word | messages, one after another | compressed | kept between steps |
 |---|---|---|---|
 | fp16, bf16 | 2 a c | every gradient, cast and cast back | nothing |
-| powersgd:q | the rest of the bucket; P: g a r; Q: g c r | a matrix with 2 (a + c) r < a c, r = min(a, c, q) | error feedback: g a c; P and Q |
+| powersgd:q | the rest of the bucket; P: g a r; Q: g c r | a matrix with 2 (a + c) r < a c, r = min(a, c, q) | error: g a c; P and Q |
 
 PowerSGD sends P = M Q and Q = M^T P, and P Q^T takes the place of M. torch starts it at iteration 1,000, with plain all-reduces before.
 

@@ -23,7 +23,10 @@ def test_words_are_read_and_written(text, method, rank):
 @pytest.mark.parametrize(
     "given, says",
     [
-        ({"gradient_compression": "power-sgd"}, r"is not known; did you mean 'powersgd'\?; use none, fp16, bf16, powersgd or powersgd:RANK"),
+        (
+            {"gradient_compression": "power-sgd"},
+            r"is not known; did you mean 'powersgd'\?; use none, fp16, bf16, powersgd or powersgd:RANK",
+        ),
         ({"gradient_compression": "fp16:2"}, "only powersgd has a rank, of at least 1; write powersgd:4"),
         ({"gradient_compression": "powersgd:0"}, "only powersgd has a rank, of at least 1"),
         ({"gradient_compression": "fp16", "zero": 3}, "and zero=3 reduce-scatters them to shards; use zero=0, or the setting"),

@@ -168,9 +168,7 @@ class TrainingProgram:
                 optimizer=job.optimizer,
             )
         shards = plan.zero is ZeroStage.OPTIMIZER
-        return FlatData(
-            self.stages, self.mesh, shards=shards, dtypes=self.dtypes, optimizer=job.optimizer, compression=plan.compression
-        )
+        return FlatData(self.stages, self.mesh, shards=shards, dtypes=self.dtypes, optimizer=job.optimizer, compression=plan.compression)
 
     def _materialise(self) -> None:
         """Allocate and fill the parameters, which are on the meta device until here. An audit overrides this with fake tensors."""
