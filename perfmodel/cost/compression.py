@@ -67,7 +67,7 @@ def copied_bytes(compression: Compression, rows: Array, columns: Array, itemsize
     return elements * itemsize * np.where(compression.factor_rank(rows, columns) > 0.0, 2.0, 3.0)
 
 
-def compression_time(compression: Compression, rows: Array, columns: Array, itemsize: Array, machine: Machine) -> Array:
+def passes_time(compression: Compression, rows: Array, columns: Array, itemsize: Array, machine: Machine) -> Array:
     """Return the time of the passes over one gradient. They run on the chip, and so take the time of other kernels. [s]
 
     cast      2 (g + 2) a c / B

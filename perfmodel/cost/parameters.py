@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compression import CompressionCost, compression_time, copied_bytes, kept_bytes, messages
+from perfmodel.cost.compression import CompressionCost, copied_bytes, kept_bytes, messages, passes_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile, profile_events
@@ -434,7 +434,7 @@ def _compression_cost(
     rows, columns = (column[events.parameter] for column in matrices)
     of, itemsize = program.compression, events.itemsize
     values = (
-        compression_time(of, rows, columns, itemsize, machine),
+        passes_time(of, rows, columns, itemsize, machine),
         *(count(of, rows, columns, itemsize) for count in (kept_bytes, copied_bytes)),
     )
     time, kept, copy, most = np.zeros((4, num_regions, sizes.shape[1]))

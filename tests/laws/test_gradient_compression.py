@@ -102,8 +102,8 @@ def test_a_matrix_of_full_rank_is_sent_as_it_is():
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("profile", ["torch-fsdp2", "generic"])
 def test_a_search_keeps_the_compression_and_its_rows_equal_predictions(word, profile):
-    found = perfmodel.find_plans(**JOB, chips=16, profile=profile, gradient_compression=word, top=4)
-    for row in found.plans:
+    result = perfmodel.find_plans(**JOB, chips=16, profile=profile, gradient_compression=word, top=4)
+    for row in result.plans:
         assert int(row.plan.zero) == 0
         assert str(row.plan.compression) == word
         again = perfmodel.predict(row.plan)
