@@ -274,6 +274,7 @@ def find_plans(  # type: ignore[overload-overlap]
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -341,6 +342,7 @@ def find_plans(  # type: ignore[overload-overlap]
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -384,6 +386,7 @@ def find_plans(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -451,6 +454,7 @@ def find_plans(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -496,6 +500,7 @@ def predict(  # type: ignore[overload-overlap]
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -551,6 +556,7 @@ def predict(  # type: ignore[overload-overlap]
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -595,6 +601,7 @@ def predict(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -650,6 +657,7 @@ def predict(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -886,6 +894,7 @@ def explore(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -961,6 +970,7 @@ def explore(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1023,6 +1033,7 @@ def explore_sensitivity(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1090,6 +1101,7 @@ def explore_sensitivity(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1152,6 +1164,7 @@ def explore_waterfall(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1224,6 +1237,7 @@ def explore_waterfall(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1284,6 +1298,7 @@ def find_limits(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1333,6 +1348,7 @@ def find_limits(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1792,6 +1808,7 @@ def size_cluster(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1853,6 +1870,7 @@ def size_cluster(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
