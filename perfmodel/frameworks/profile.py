@@ -135,7 +135,8 @@ _RELEASED = re.compile(r"^([\w.-]+)@([\d.]+)(?=$|\+)", re.ASCII)
 def load_profile(name: str | Path) -> ExecutionProfile:
     """Return the profile with that name or in that file.
 
-    `NAME+compile+fused_rmsnorm=false` has these settings (docs/settings.md), `NAME@26.06` has that release.
+    `NAME+compile+fused_rmsnorm=false` has these settings (docs/settings.md), `NAME@26.06` has that release. A trainer without a profile has
+    that of the framework that it is built on.
     """
     from perfmodel.foundation.files import read_yaml
 
@@ -147,12 +148,14 @@ def load_profile(name: str | Path) -> ExecutionProfile:
         return with_stated(load_profile(framework), settings)
     is_file = Path(framework).suffix in (".yaml", ".yml")
     shipped = None if is_file else shipped_fields(framework)
+    based_on = {} if is_file or shipped is not None else read_yaml(resource_dir("strategies") / "profile_names.yaml")
+    if framework.lower() in based_on:
+        framework = based_on[framework.lower()]
+        shipped = shipped_fields(framework)
     if shipped is not None:
         return _profile_of(pickle.dumps(shipped), framework, is_shipped=True)
     if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
-        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())
-        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(framework), list_profiles())
-        known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
+        known = f"{suggest(one_line(framework), [*list_profiles(), *based_on])} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(framework, 200)}: not known{known}")
     path = Path(framework)
     return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework, is_shipped=False)
