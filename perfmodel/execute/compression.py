@@ -62,11 +62,10 @@ class GradientHook:
     """torch's hook for one flat unit, which is also the bucket that the hook reads.
 
     shapes   of the gradients in the buffer, in order; vectors are not compressed
-    scale    factor of the mean over the group that gives the unit's gradient
     """
 
-    def __init__(self, compression: Compression, group: dist.ProcessGroup, shapes: list[tuple[int, ...]], *, scale: float) -> None:
-        self.compression, self.group, self.scale = compression, group, scale
+    def __init__(self, compression: Compression, group: dist.ProcessGroup, shapes: list[tuple[int, ...]]) -> None:
+        self.compression, self.group = compression, group
         self._shapes, self._buffer = shapes, torch.empty(0)
         self._state: Any = group
         if compression.is_low_rank:

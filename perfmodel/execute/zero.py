@@ -46,7 +46,8 @@ class FlatUnit:
 
     shard_group     ranks that shard gradients, optimizer state and update; None: no sharding
     replica_group   ranks with the same shards; None: no replicas
-    hook            compression of the reduction over replicas; None: gradients are summed as they are
+    hook            compression of the reduction over replicas, which gives their mean; None: gradients are summed as they are
+    scale           factor of the reduced gradients
     places          slice of each parameter in the buffers, in order
     master          this rank's shard that the optimizer updates: a view of the weights if both have the same dtype
     missing         number of gradients that are missing in this step
@@ -62,8 +63,9 @@ class FlatUnit:
         dtypes: Dtypes,
         device: str,
         hook: GradientHook | None = None,
+        scale: float = 1.0,
     ) -> None:
-        self.hook = hook
+        self.hook, self.scale = hook, scale
         self.shard_group, self.replica_group, self.dtypes = shard_group, replica_group, dtypes
         ways = dist.get_world_size(shard_group) if shard_group is not None else 1
         index = dist.get_rank(shard_group) if shard_group is not None else 0
@@ -137,8 +139,8 @@ class FlatUnit:
         for work in self._work:
             work.wait()
         self._work.clear()
-        if self.hook is not None and self.hook.scale != 1.0:
-            self.gradients.mul_(self.hook.scale)
+        if self.scale != 1.0:
+            self.gradients.mul_(self.scale)
         if self.shard_group is not None and self.replica_group is not None:
             dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
 

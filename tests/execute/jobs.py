@@ -240,7 +240,7 @@ def reduced_by_ddp_and_by_unit(worker: Worker, word: str):
         sent.clear()
         # DDP's buckets hold gradients in the order in which backward computes them, the last first
         order = list(reversed(range(len(local))))
-        hook = GradientHook(compression, dist.group.WORLD, [tuple(local[i].shape) for i in order], scale=1.0)
+        hook = GradientHook(compression, dist.group.WORLD, [tuple(local[i].shape) for i in order])
         buffer = torch.cat([local[i].flatten() for i in order])
         hook.reduce(buffer).wait()
         by_unit = list(sent)

@@ -131,6 +131,8 @@ class FlatData:
             dtypes=self.dtypes,
             device=device,
             hook=self._hook(ordered, replica_group),
+            # a hook returns the mean over its group, and each rank's loss is its share of the mean over all data ranks
+            scale=1.0 if self.compression == NO_COMPRESSION else self.mesh.size(every) / self.mesh.size(_DATA_AXES),
         )
         held, end = {}, sum(sizes.values())
         starts = [flat.places[name].start for name, parameter in ordered.items() if has_partial_gradient(name, parameter)]
@@ -145,7 +147,7 @@ class FlatData:
         return _Unit(flat, held, slice(min(starts, default=end), end), is_tied)
 
     def _hook(self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None) -> GradientHook | None:
-        """Return the hook of a unit. It computes the mean over its group; each rank's loss is its share of the mean over all data ranks."""
+        """Return the hook of a unit; None if its gradients are not compressed."""
         if self.compression == NO_COMPRESSION or group is None:
             return None
         # a gradient that is partial over tp is sent as a vector: it is summed afterwards
@@ -153,7 +155,7 @@ class FlatData:
             (local_tensor(parameter).numel(),) if has_partial_gradient(name, parameter) else tuple(local_tensor(parameter).shape)
             for name, parameter in parameters.items()
         ]
-        return GradientHook(self.compression, group, shapes, scale=dist.get_world_size(group) / self.mesh.size(_DATA_AXES))
+        return GradientHook(self.compression, group, shapes)
 
     @staticmethod
     def _local(name: str, parameter: nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor]:
