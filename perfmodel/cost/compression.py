@@ -76,10 +76,11 @@ def passes_time(compression: Compression, rows: Array, columns: Array, itemsize:
     B   memory bandwidth                                                                         [byte/s]
     F   rate of matrix multiplies                                                                [FLOP/s]
     t0  floor of a kernel                                                                        [s]
-    k   kernels of a compressed matrix: 3 products, and 4 r - 2 to orthogonalise each factor     [-]
+    k   kernels of a compressed matrix: 3 products, and 6 r - 4 to orthogonalise each factor     [-]
 
     8 g: the error is added (3 g), the sum is copied (2 g) and subtracted (3 g); 6 g: copied to a buffer, divided, copied back; 3 g: one
-    read of M for P, one for Q, and one write of P Q^T. The orthogonalisation projects each column on those before it (Gram-Schmidt).
+    read of M for P, one for Q, and one write of P Q^T. The orthogonalisation (Gram-Schmidt; torch's QR from r = 3 on is taken to be like it)
+    divides a column by its norm, 2 kernels, and removes it from those after it, 4 more.
     """
     elements, bandwidth = rows * columns, machine.memory.bandwidth
     if compression.is_cast:
@@ -88,7 +89,7 @@ def passes_time(compression: Compression, rows: Array, columns: Array, itemsize:
     floor = streaming_time(num_bytes=0.0, num_elements=0.0, kernel_class=KernelClass.ADD, machine=machine)
     rate = machine.matmul.flop_rate
     products = np.maximum(3.0 * itemsize * elements / bandwidth, 6.0 * elements * r / rate)
-    of_factors = products + 2.0 * (rows + columns) * r**2 / rate + (3.0 + 2.0 * (4.0 * r - 2.0)) * floor
+    of_factors = products + 2.0 * (rows + columns) * r**2 / rate + (3.0 + 2.0 * (6.0 * r - 4.0)) * floor
     as_it_is = 6.0 * itemsize * elements / bandwidth
     time: Array = 8.0 * itemsize * elements / bandwidth + np.where(r > 0.0, of_factors, as_it_is)
     return time

@@ -7,7 +7,8 @@ For a matrix of a x c elements of g bytes, of which a plain all-reduce sends g a
 | fp16, bf16 | 2 a c | every gradient, cast and cast back | nothing |
 | powersgd:q | the rest of the bucket; P: g a r; Q: g c r | a matrix with 2 (a + c) r < a c, r = min(a, c, q) | error: g a c; P and Q |
 
-PowerSGD sends P = M Q and Q = M^T P, and P Q^T takes the place of M. torch starts it at iteration 1,000, with plain all-reduces before.
+PowerSGD sends P = M Q and Q = M^T P, and P Q^T takes the place of M. torch starts it at iteration 1,000, with plain all-reduces before. Its
+variant for a bucket as one square matrix (`batched_powerSGD_hook`) fails in torch 2.13: its orthogonalisation takes three dims only.
 
 Sources: torch 2.13, torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (`fp16_compress_hook`, `bf16_compress_hook`) and
 powerSGD_hook.py (`PowerSGDState`: rank 1, min_compression_rate 2, start_powerSGD_iter 1,000, error feedback, warm start); Vogels,
