@@ -79,8 +79,8 @@ def passes_time(compression: Compression, rows: Array, columns: Array, itemsize:
     k   kernels of a compressed matrix: 3 products, and 6 r - 4 to orthogonalise each factor     [-]
 
     8 g: the error is added (3 g), the sum is copied (2 g) and subtracted (3 g); 6 g: copied to a buffer, divided, copied back; 3 g: one
-    read of M for P, one for Q, and one write of P Q^T. Gram-Schmidt divides a column by its norm, 2 kernels, and removes it from those after
-    it, 4 more. The QR that torch uses from r = 3 on is taken to be like it.
+    read of M for P, one for Q, and one write of P Q^T. Gram-Schmidt divides a column by its norm, 2 kernels, and removes it from the
+    later ones, 4 more. The QR that torch uses from r = 3 on is taken to be like it.
     """
     elements, bandwidth = rows * columns, machine.memory.bandwidth
     if compression.is_cast:
