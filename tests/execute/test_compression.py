@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from perfmodel.execute.launch.rank_results import TOLERANCE
+from perfmodel.execute.run import run_plan
 from perfmodel.execute.runner import executable_reason, gradient_error, gradient_tolerance
 from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.workload.job import Precision
-from tests.execute.audit.test_audit import differing_rows
+from tests.execute.audit.test_audit import differing_rows, predicted
 from tests.execute.jobs import check_with_lost_error_feedback, reduced_by_ddp_and_by_unit, tiny, tiny_plan, worst_error
 
 WORDS = ("fp16", "bf16", "powersgd:1", "powersgd:3")
@@ -66,6 +67,17 @@ def test_factors_without_error_feedback_fail_the_check(groups):
 @pytest.mark.parametrize("form, word", RUNS)
 def test_audits_count_the_messages(form, word, counting):
     assert differing_rows(counting, compressed(form, word, precision=Precision.BF16_MIXED)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["bf16", "powersgd:2"])
+def test_a_run_issues_the_predicted_messages(word, groups):
+    """Counted by torch's dispatcher in a real step on gloo processes."""
+    plan = compressed("tensor and sequence", word)
+    measured = run_plan(plan, steps=1, warmup=1, device="cpu", group=groups(4))
+    issued = {(row.kind, row.axis): (row.count, row.num_bytes) for row in measured.collectives}
+    assert issued == predicted(plan, 0).collectives
+    assert 0.0 < measured.gradient_error < gradient_tolerance(plan)
 
 
 def test_what_the_interpreter_runs_is_refused_by_name():
