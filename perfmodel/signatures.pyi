@@ -273,6 +273,7 @@ def find_plans(  # type: ignore[overload-overlap]
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -340,6 +341,7 @@ def find_plans(  # type: ignore[overload-overlap]
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -383,6 +385,7 @@ def find_plans(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -450,6 +453,7 @@ def find_plans(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -495,6 +499,7 @@ def predict(  # type: ignore[overload-overlap]
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -550,6 +555,7 @@ def predict(  # type: ignore[overload-overlap]
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -594,6 +600,7 @@ def predict(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -649,6 +656,7 @@ def predict(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -885,6 +893,7 @@ def explore(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -960,6 +969,7 @@ def explore(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1022,6 +1032,7 @@ def explore_sensitivity(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1089,6 +1100,7 @@ def explore_sensitivity(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1151,6 +1163,7 @@ def explore_waterfall(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1223,6 +1236,7 @@ def explore_waterfall(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1283,6 +1297,7 @@ def find_limits(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1332,6 +1347,7 @@ def find_limits(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
@@ -1791,6 +1807,7 @@ def size_cluster(
     settings: Mapping[str, bool | float | str] | None = None,
     cp_form: str | None = None,
     offload: Sequence[str] | str | None = None,
+    gradient_compression: str | None = None,
     calibration: str | Path | Calibration | None = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
@@ -1852,6 +1869,7 @@ def size_cluster(
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
         offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        gradient_compression: How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression); none.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
         memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
         risk: Probability of running out of memory that a plan that fits may have; 5% if left out.

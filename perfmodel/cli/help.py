@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, str] = {
     "Load": "input_len output_len concurrency rate prefix_hit draft_tokens acceptance draft_model seed simulated",
     "Limits": "ttft tpot latency limit_headroom price",
     "Cluster": "cluster chip per_node scale_up scale_out chips nodes calibration memory_headroom risk device",
-    "Framework": "profile settings cp_form offload engine quantization kv_precision any_framework only_runnable",
+    "Framework": "profile settings cp_form offload gradient_compression engine quantization kv_precision any_framework only_runnable",
     "Plan": "dp fsdp tp pp cp dp_replicate dp_shard ep etp dispatcher zero micro_batch virtual_stages schedule recompute "
     "recompute_modules sequence_parallel rules order attention attention_dp dcp pcp replicas workers max_batch max_tokens",
     "Search": "search objective top ties allow p99 disaggregated time_limit stages microbatches cost max_tp max_pp max_cp "

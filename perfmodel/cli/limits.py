@@ -30,8 +30,8 @@ _WORDS = {
 @command(
     asked=Words(
         Request,
-        only="model cluster chips seq_len global_batch precision optimizer train profile settings cp_form offload calibration "
-        "memory_headroom risk",
+        only="model cluster chips seq_len global_batch precision optimizer train profile settings cp_form offload gradient_compression "
+        "calibration memory_headroom risk",
         helps={
             "chips": "Chips to use; the fewest that fit if left out.",
             "global_batch": "Sequences in a step; if left out, a micro-batch for every chip.",

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 #: Order of the words of a record in help; others follow in record order.
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "cp_form", "offload",
-    "precision",
+    "gradient_compression", "precision",
     "input_len", "output_len", "concurrency", "rate", "prefix_hit", "engine", "quantization", "kv_precision", "draft_tokens",
     "acceptance", "draft_model", "optimizer", "train", "routing", "capacity_factor",
     "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher",

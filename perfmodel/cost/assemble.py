@@ -25,7 +25,7 @@ from perfmodel.cost.program import Program
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.cost.step import RegionTimes, beat_of, ends_time, hop_time, pipeline_step_time, region_times
-from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, optimizer_time, parameter_terms, tied_time
+from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, parameter_terms, tied_time
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.cluster_text import check_equal_chips
@@ -49,13 +49,15 @@ class OutsidePipelineTime:
     optimizer: Column
     accumulation: Column
     casts: Column
+    compression: Column
     ends: Column
     constant: float
 
     @property
     def total(self) -> Any:
         """Sum in a fixed order, so that a search can add the terms once for all schedules."""
-        return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.ends + self.constant
+        updates = (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.compression
+        return updates + self.ends + self.constant
 
 
 def outside_pipeline(
@@ -68,7 +70,7 @@ def outside_pipeline(
     *,
     num_microbatches: Column,
 ) -> OutsidePipelineTime:
-    """Return exposed parameter collectives, optimizer, gradient accumulation, weight casts, unpaired exchanges and the host constant."""
+    """Return exposed parameter collectives, optimizer, accumulation, casts, compression, unpaired exchanges and the host constant."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
     return OutsidePipelineTime(
@@ -78,6 +80,7 @@ def outside_pipeline(
         optimizer=optimizer_time(terms, stages, sizes.optimizer, machine),
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
+        compression=compression_time(terms, stages, num_microbatches=num_microbatches),
         ends=ends_time(regions, stages),
         constant=step_constant(profile, machine),
     )

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfmodel.cost.compression import messages
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.program import PHASES, Program, compile_program
@@ -27,6 +28,7 @@ from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, shard_axes
 from perfmodel.parallel.algebra.sharding import COMM, TENSOR_AXES
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -104,11 +106,11 @@ class RankCounts:
             self.collectives[kind, axes] = before[0] + count, before[1] + num_bytes
 
 
-def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
+def executor_profile(policy: PrecisionPolicy, compression: Compression = NO_COMPRESSION) -> ExecutionProfile:
     """Return the executor's profile; gradients are accumulated and reduced in the dtype of the precision policy."""
     profile = load_profile(EXECUTOR_PROFILE)
     dtype = "fp32" if itemsize(policy.gradient_reduce) == 4 else "compute"
-    return profile.having(accumulate_dtype=dtype, reduce_dtype=dtype)
+    return profile.having(accumulate_dtype=dtype, reduce_dtype=dtype, gradient_compression=str(compression))
 
 
 def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
@@ -475,7 +477,19 @@ class _Parameters:
                 elements = ceil(rows / unit.ways) * columns * (1 if event.kind is CollectiveKind.ALL_REDUCE else unit.ways)
                 calls[key] = calls.get(key, 0.0) + elements * itemsize_
         for key, num_bytes in calls.items():
-            counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)
+            sent = [num_bytes]
+            if key[1] and self.plan.compression != NO_COMPRESSION:
+                sent = self._compressed(counts, unit, number[key], reduced)
+            counts.add_collective(key[0], key[1], number[key] * len(sent), number[key] * sum(sent))
+
+    def _compressed(self, counts: RankCounts, unit: _Unit, times: int, itemsize: float) -> list[float]:
+        """Return the bytes of each message of a unit's compressed gradients, and count the products of its factors."""
+        of = self.plan.compression
+        shapes = [(self._elements(q), 1) if self._is_partial(q) else self._local(q) for q in unit.members]
+        rows, columns = np.array(shapes, dtype=np.float64).T
+        for a, c, rank in zip(rows, columns, of.factor_rank(rows, columns), strict=True):
+            counts.add_flops(product_shape(1, a, c, rank), 6.0 * a * c * rank * times, "powersgd")
+        return [float(message.sum()) for message in messages(of, rows * columns * itemsize, rows, columns, np.array(itemsize))]
 
     def _count_partial(self, counts: RankCounts, units: list[_Unit], reduced: float) -> None:
         """Count gradients in flat buffers that are partial over tp (norms under sequence parallelism): reduced together, once a step.

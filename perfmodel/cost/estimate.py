@@ -367,6 +367,7 @@ PARTS = (
     "gradient_accumulation",
     "optimizer",
     "weight_casts",
+    "gradient_compression",
 )
 
 
@@ -452,6 +453,7 @@ def _part_times(
     detail["gradient_accumulation"] = scalar(outside.accumulation)
     detail["optimizer"] = scalar(outside.optimizer)
     detail["weight_casts"] = scalar(outside.casts)
+    detail["gradient_compression"] = scalar(outside.compression)
     detail[f"{EXCHANGED}_communication"] += scalar(outside.ends)
     detail["host"] += outside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
@@ -460,6 +462,8 @@ def _part_times(
         detail = {"redistributions": moved} | detail
     if columns.plans.terms.casts is None:
         del detail["weight_casts"]
+    if columns.plans.terms.compression is None:
+        del detail["gradient_compression"]
     if plan.folding is None:
         del detail[f"{EXCHANGED}_communication"]
     return detail
@@ -561,5 +565,6 @@ def rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "gradient_accumulation": rests["streaming"],
         "optimizer": rests["streaming"],
         "weight_casts": rests["streaming"],
+        "gradient_compression": rests["streaming"],
     }
     return {name: of[name] for name in parts} | {"memory": "derived from the plan; allocator: profile; framework: calibration, profile"}

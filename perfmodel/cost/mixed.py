@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
+from perfmodel.cost.compression import CompressionCost
 from perfmodel.cost.estimate import (
     Estimator,
     PlanRow,
@@ -36,7 +37,7 @@ from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
 from perfmodel.cost.stages import Stages, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
-from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, optimizer_time, tied_time
+from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan, place_of, rank_at
@@ -223,6 +224,7 @@ class _Mixed:
                     [accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]
                 ),
                 casts=cast_time(terms, stages),
+                compression=compression_time(terms, stages, num_microbatches=m),
                 ends=ends_time(regions, stages),
                 constant=max(step_constant(profile, machine) for _, machine, _ in shared),
             )
@@ -402,6 +404,9 @@ def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
     casts = [part.casts for part in parts if part.casts is not None]
     if frozen:
         joined["frozen"] = FrozenBytes(**_joined_fields(frozen, ("full", "shard", "padded")), tied=frozen[0].tied)
+    compressed = [part.compression for part in parts if part.compression is not None]
+    if compressed:
+        joined["compression"] = CompressionCost(**_joined_fields(compressed, ("time", "kept", "copy")))
     if casts:
         joined["casts"] = CastTimes(**_joined_fields(casts, ("first", "forward", "backward", "update")))
     return replace(parts[0], **joined)

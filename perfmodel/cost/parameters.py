@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compression import CompressionCost, copied_bytes, kept_bytes, messages, passes_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile, profile_events
@@ -23,6 +24,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import is_one_end_unit, shard_axes, stored_rows
 from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression, compression_of
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.workload.graph import NO_CASTS, Region
@@ -89,6 +91,7 @@ class ParameterProgram:
     sums: (region, parameter, mask of the axes) of each gradient that is summed separately before it is scattered.
     bucket_scale: bytes of a gradient as reduced over those as produced, in the parameter's dtype: bucket sizes count the latter.
     happens: (what, times) that have an event.
+    compression: of the gradients that replicas all-reduce.
     """
 
     zero: int
@@ -104,6 +107,7 @@ class ParameterProgram:
     holds_sharded_weights: bool
     frees_gathered: bool
     happens: frozenset[tuple[str, str]]
+    compression: Compression = NO_COMPRESSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,6 +158,7 @@ class ParameterCost:
     tied         [2, rows] elements that count more than once, unsharded and sharded: they are stored once if one stage holds all regions
     frozen       frozen parameters; None: all are trained
     casts        parameters that are multiplied in fewer bits; None: there are none, or their readers do all casts
+    compression  of gradients; None: they are not compressed
     """
 
     time: Array
@@ -166,6 +171,7 @@ class ParameterCost:
     tied: Array
     frozen: FrozenBytes | None = None
     casts: CastTimes | None = None
+    compression: CompressionCost | None = None
 
     def of(self, what: str, times: str) -> Array:
         """Return [regions, rows] seconds of one event."""
@@ -197,6 +203,7 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         tied=joined("tied"),
         frozen=None if first.frozen is None else FrozenBytes(**joined_fields([cost.frozen for cost in costs])),
         casts=None if first.casts is None else CastTimes(**joined_fields([cost.casts for cost in costs])),
+        compression=None if first.compression is None else CompressionCost(**joined_fields([cost.compression for cost in costs])),
     )
 
 
@@ -276,6 +283,7 @@ def compile_parameters(
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.state.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
         happens=frozenset([unit[:2] for unit in units]),
+        compression=compression_of(profile.communication.gradient_compression) if zero == 0 else NO_COMPRESSION,
     )
 
 
@@ -311,11 +319,19 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     gathered = shard_elements * ways
     local = local_rows * local_columns
     time = np.zeros((len(WHAT) * len(TIMES) * len(program.members), sizes.shape[1]))
+    compression = None
+    matrices = local_rows, local_columns
+    if program.compression != NO_COMPRESSION:
+        # gradients that are partial over tp too (of norms) are left to the sum over tp
+        is_whole = np.array([grid.size(p.gradient_axes & TENSOR_AXES) for p in program.parameters]) == 1.0
+        matrices = np.where(is_whole, local_rows, 0.0), local_columns
     if len(program.events.parameter):
-        values = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered))
+        values, buckets = _collective_times(program, profile, machine, grid, sizes, (local, shard_elements, gathered), matrices)
         time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
         for row, target in enumerate(program.units.cell):
             time[target] = time[target] + values[row]
+        if program.compression != NO_COMPRESSION:
+            compression = _compression_cost(program, machine, sizes, matrices, buckets)
     full, shard, padded, tied = _added_up(program, (local, shard_elements, gathered), sizes.shape[1], is_frozen=False)
     summed = np.zeros_like(full) if program.sums else None
     if summed is not None:
@@ -354,6 +370,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         tied=tied,
         frozen=frozen,
         casts=_cast_times(program, local, shard_elements, machine),
+        compression=compression,
     )
 
 
@@ -364,24 +381,33 @@ def _collective_times(
     grid: LayoutGrid,
     sizes: Array,
     elements: tuple[Array, Array, Array],
-) -> Array:
-    """Return [units, rows] times of the collectives of units, with the handling of their buffers. [s]
+    matrices: tuple[Array, Array],
+) -> tuple[Array, Array]:
+    """Return [units, rows] times of the collectives of units, with the handling of their buffers [s], and their numbers of buckets.
 
     sizes      of the groups of axes, by mask
     elements   of each parameter: unsharded, sharded and as gathered
+    matrices   rows and columns of each unsharded gradient; no rows: it is not compressed
     """
     events, units = program.events, program.units
     local, shard, gathered = [column[events.parameter] for column in elements]
     buffer = np.where(events.on_shard, shard, np.where(events.is_whole, local, gathered))
-    num_bytes = np.add.reduceat(buffer * events.itemsize, units.starts, axis=0)
+    plain = buffer * events.itemsize
+    totals = [np.add.reduceat(plain, units.starts, axis=0)]
+    if program.compression != NO_COMPRESSION:
+        rows, columns = (column[events.parameter] for column in matrices)
+        compressed = messages(program.compression, plain, rows, columns, events.itemsize)
+        totals += [np.add.reduceat(message, units.starts, axis=0) for message in compressed]
     num_tensors = np.repeat(units.tensors[:, None], sizes.shape[1], axis=1)
     for into, of in units.merges:
         same = sizes[units.mask[into]] == sizes[units.mask[of]]
-        num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
-        num_bytes[of] = np.where(same, 0.0, num_bytes[of])
+        for total in totals:
+            total[into] = total[into] + np.where(same, total[of], 0.0)
+            total[of] = np.where(same, 0.0, total[of])
         num_tensors[into] = num_tensors[into] + np.where(same, num_tensors[of], 0.0)
     if units.shares is not None:
-        num_bytes, num_tensors = num_bytes * units.shares, np.ceil(units.shares)
+        totals, num_tensors = [total * units.shares for total in totals], np.ceil(units.shares)
+    num_bytes, sent = totals[0], totals[1:] or totals
     num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
     if profile.communication.bucket_bytes > 0:
         bucketed = units.is_bucketed[:, None]
@@ -391,9 +417,35 @@ def _collective_times(
         num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
     size = sizes[units.mask]
     inside = [np.array(tier)[units.mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
-    one = collective_time(units.kind[:, None], num_bytes * num_units / num_calls, group_size=size, inside=inside, machine=machine)
-    times = np.where(num_bytes > 0.0, one * num_calls / num_units + _handling_time(program, num_bytes, size, machine), 0.0)
-    return times if units.shares is None else times / units.shares
+    times = np.zeros_like(num_bytes)
+    for message in sent:
+        one = collective_time(units.kind[:, None], message * num_units / num_calls, group_size=size, inside=inside, machine=machine)
+        times = times + np.where(message > 0.0, one * num_calls / num_units, 0.0)
+    times = times + np.where(num_bytes > 0.0, _handling_time(program, num_bytes, size, machine), 0.0)
+    return times if units.shares is None else times / units.shares, num_calls
+
+
+def _compression_cost(
+    program: ParameterProgram, machine: Machine, sizes: Array, matrices: tuple[Array, Array], num_buckets: Array
+) -> CompressionCost:
+    """Return the cost of the compression of gradients that more than one rank reduces."""
+    events, units, num_regions = program.events, program.units, len(program.members)
+    rows, columns = (column[events.parameter] for column in matrices)
+    of, itemsize = program.compression, events.itemsize
+    values = (
+        passes_time(of, rows, columns, itemsize, machine),
+        *(count(of, rows, columns, itemsize) for count in (kept_bytes, copied_bytes)),
+    )
+    time, kept, copy, most = np.zeros((4, num_regions, sizes.shape[1]))
+    is_reduced = np.minimum(sizes[units.mask] - 1.0, 1.0)
+    of_units = [np.add.reduceat(value, units.starts, axis=0) * is_reduced for value in values]
+    for unit, target in enumerate(units.cell):
+        region = target % num_regions
+        time[region] = time[region] + of_units[0][unit]
+        kept[region] = kept[region] + of_units[1][unit]
+        copy[region] = copy[region] + of_units[2][unit]
+        most[region] = np.maximum(most[region], num_buckets[unit])
+    return CompressionCost(time=tuple(time), kept=tuple(kept), copy=tuple(copy / np.maximum(most, 1.0)))
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:

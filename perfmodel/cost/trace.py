@@ -269,7 +269,8 @@ class _Step:
         waits = exposed_each_microbatch(
             plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
         )
-        times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
+        names = ("weight_casts", *_DATA, "gradient_accumulation", "gradient_compression", "optimizer")
+        times = {name: parts.get(name, 0.0) for name in names}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: self.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.collectives import CollectiveKind, collective_time, lone_rate
+from perfmodel.cost.compression import CompressionCost
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.parameters import TIMES, WHAT, CastTimes, FrozenBytes, ParameterCost, ParameterProgram
@@ -173,6 +174,7 @@ class ParameterTerms:
     """Columns of one ZeRO stage, from `ParameterCost`, reshaped to broadcast: times of events and trained elements, by region.
 
     frozen, casts   frozen parameters and casts of weights; None: there are none
+    compression     of gradients; None: they are not compressed
     """
 
     gather_forward: dict[str, tuple[Any, ...]]
@@ -191,6 +193,7 @@ class ParameterTerms:
     program: ParameterProgram
     frozen: FrozenBytes | None = None
     casts: CastTimes | None = None
+    compression: CompressionCost | None = None
 
 
 def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
@@ -211,6 +214,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         program=program,
         frozen=cost.frozen,
         casts=cost.casts,
+        compression=cost.compression,
     )
 
 
@@ -270,6 +274,17 @@ def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
     if terms.casts is None:
         return 0.0
     return total_pass(terms.casts.first, stages) + slowest_stage(stage_sums(terms.casts.update, stages))
+
+
+def compression_time(terms: ParameterTerms, stages: Stages, *, num_microbatches: Column) -> Any:
+    """Return the time of a step in which gradients are compressed and decompressed, on the slowest rank. [s]
+
+    It is that of kernels on the chip: backward, with which the messages overlap, waits meanwhile.
+    """
+    if terms.compression is None:
+        return 0.0
+    times = num_microbatches if ("reduce", "microbatch") in terms.program.happens else 1.0
+    return times * slowest_stage(stage_sums(terms.compression.time, stages))
 
 
 def adding_time(

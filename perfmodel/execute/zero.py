@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from perfmodel.execute.compression import GradientHook
 from perfmodel.execute.local import local_tensor
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
@@ -45,6 +46,8 @@ class FlatUnit:
 
     shard_group     ranks that shard gradients, optimizer state and update; None: no sharding
     replica_group   ranks with the same shards; None: no replicas
+    hook            compression of the reduction over replicas, which gives their mean; None: gradients are summed as they are
+    scale           factor of the reduced gradients
     places          slice of each parameter in the buffers, in order
     master          this rank's shard that the optimizer updates: a view of the weights if both have the same dtype
     missing         number of gradients that are missing in this step
@@ -59,7 +62,10 @@ class FlatUnit:
         replica_group: dist.ProcessGroup | None,
         dtypes: Dtypes,
         device: str,
+        hook: GradientHook | None = None,
+        scale: float = 1.0,
     ) -> None:
+        self.hook, self.scale = hook, scale
         self.shard_group, self.replica_group, self.dtypes = shard_group, replica_group, dtypes
         ways = dist.get_world_size(shard_group) if shard_group is not None else 1
         index = dist.get_rank(shard_group) if shard_group is not None else 0
@@ -123,6 +129,8 @@ class FlatUnit:
         """Start the reduction of the gradients over one group, overlapped with computation."""
         if self.shard_group is not None:
             self._work.append(dist.reduce_scatter_tensor(self.gradients[self.shard], self.gradients, group=self.shard_group, async_op=True))
+        elif self.hook is not None:
+            self._work.append(self.hook.reduce(self.gradients))
         elif self.replica_group is not None:
             self._work.append(dist.all_reduce(self.gradients, group=self.replica_group, async_op=True))
 
@@ -131,6 +139,8 @@ class FlatUnit:
         for work in self._work:
             work.wait()
         self._work.clear()
+        if self.scale != 1.0:
+            self.gradients.mul_(self.scale)
         if self.shard_group is not None and self.replica_group is not None:
             dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
 

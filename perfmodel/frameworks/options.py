@@ -15,6 +15,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.grouped import group_of
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.choices import LOSS_FORMS, WHOLE_LOSS, read_context_form
+from perfmodel.parallel.compression import NO_COMPRESSION, compression_of
 
 #: Parts of a layer that may be launched as CUDA graphs (Megatron-LM's --cuda-graph-scope).
 GRAPH_SCOPES = ("attn", "mamba", "moe_router", "moe_preprocess", "mlp")
@@ -246,6 +247,7 @@ class CommunicationOptions:
                                       rank (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
     context_form                      stated form of context parallelism (`parallel/choices.py`); "": that of the framework, keys and
                                       values gathered
+    gradient_compression              stated compression of gradients that replicas all-reduce (`parallel/compression.py`)
     flat_rings                        collectives between nodes are flat rings, without trees or hierarchical algorithms
     """
 
@@ -262,6 +264,7 @@ class CommunicationOptions:
     gathers_row_bias_gradients: bool
     context_form: str = ""
     flat_rings: bool = False
+    gradient_compression: str = str(NO_COMPRESSION)
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -270,6 +273,7 @@ class CommunicationOptions:
         _check_word("context_chunks", self.context_chunks, CONTEXT_CHUNKS)
         if self.context_form:
             read_context_form(self.context_form, "context_form")
+        compression_of(self.gradient_compression)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

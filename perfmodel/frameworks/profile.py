@@ -132,7 +132,8 @@ _RELEASED = re.compile(r"^([\w.-]+)@([\d.]+)(?=$|\+)", re.ASCII)
 def load_profile(name: str | Path) -> ExecutionProfile:
     """Return the profile with that name or in that file.
 
-    `NAME+compile+fused_rmsnorm=false` has these settings (docs/settings.md), `NAME@26.06` has that release.
+    `NAME+compile+fused_rmsnorm=false` has these settings (docs/settings.md), `NAME@26.06` has that release. A trainer without a profile has
+    that of the framework that it is built on.
     """
     from perfmodel.foundation.files import read_yaml
 
@@ -143,12 +144,15 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     if settings:
         return with_stated(load_profile(framework), settings)
     is_file = Path(framework).suffix in (".yaml", ".yml")
-    if not is_file and (shipped := _shipped_profile(framework)) is not None:
-        return shipped
+    based_on: dict[str, str] = {}
+    if not is_file:
+        if (shipped := _shipped_profile(framework)) is not None:
+            return shipped
+        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml")
+        if framework.lower() in based_on:
+            return load_profile(based_on[framework.lower()])
     if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
-        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())
-        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(framework), list_profiles())
-        known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
+        known = f"{suggest(one_line(framework), [*list_profiles(), *based_on])} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(framework, 200)}: not known{known}")
     path = Path(framework)
     return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework)

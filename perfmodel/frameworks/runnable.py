@@ -12,6 +12,7 @@ from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression, Compressor
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
@@ -83,6 +84,7 @@ class Runs(Grouped):
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
     axes_of_bases        axes among tp, cp, pp with a quantised base
     offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
+    compressions         methods of gradient compression (`--gradient-compression`)
     default_recompute    documented default of the trainer for a plan that names none; empty: none
     source               source of these features
     """
@@ -104,6 +106,7 @@ class Runs(Grouped):
     default_recompute: str = ""
     context_forms: tuple[str, ...] = ()
     hybrid_rules: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ()
 
     @property
     def features(self) -> dict[str, Any]:
@@ -118,6 +121,13 @@ class Runs(Grouped):
         """Return whether one of its rule sets shards this model alike, where only these fine axes have more than one rank."""
         names = self.rules_for(hybrid=hybrid)
         return not names or bool(cuts_as(names, rules, model, attention, axes))
+
+    def no_compression_reason(self, compression: Compression, framework: str) -> str:
+        """Return why the framework cannot compress gradients so; "" if it can."""
+        if compression == NO_COMPRESSION or compression.method in self.compressions:
+            return ""
+        has = f"compresses them by {_listed(self.compressions)} only" if self.compressions else "compresses none"
+        return f"gradient_compression={compression}: {framework} {has}"
 
     def for_training(self, train: Training) -> Runs:
         """Return the features for a job with this kind of training: a quantised base limits ZeRO and the axes."""
@@ -153,6 +163,7 @@ ANYTHING = Runs(
     sequence_parallel=True,
     source="",
     rules=(),
+    compressions=tuple(Compressor),
 )
 
 
@@ -169,6 +180,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero_of_split_backward": ZERO_STAGES,
     "context_forms": CONTEXT_FORMS,
     "offloads": (*OFFLOADS, "optimizer,parameters"),
+    "compressions": tuple(Compressor)[1:],
 }
 
 
@@ -213,6 +225,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not stages.admits(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
+    if reason := runs.no_compression_reason(plan.compression, framework):
+        return reason
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     model = plan.job.transformer

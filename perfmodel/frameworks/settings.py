@@ -231,6 +231,7 @@ CHANGES: Mapping[str, Change] = {
     ),
     "fp32_gradient_accumulation": _switch("accumulate_dtype", on="fp32", off="compute"),
     "fp32_gradient_reduction": _switch("reduce_dtype", on="fp32", off="compute"),
+    "gradient_compression": lambda profile, value: profile.having(gradient_compression=value),
     "blocking_sends": _switch("pp_overlap", on=False, off=True),
     "whole_gradient_sends": _switch("sends_whole_gradients"),
     "mask_sends": _switch("sends_attention_mask"),

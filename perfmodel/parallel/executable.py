@@ -15,6 +15,7 @@ from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
@@ -60,6 +61,8 @@ def not_executable_reason(plan: Plan) -> str:
     if not plan.job.optimizer.is_plain:
         return f"optimizer={plan.job.optimizer}: the executor has torch's own; use sgd, momentum, adam or adamw"
     reason = not_modules_reason(plan)
+    if reason and plan.compression != NO_COMPRESSION:
+        return f"gradient_compression={plan.compression}: the interpreter that runs such plans sums gradients as they are; use none"
     if not reason or plan.has_experts or (network.parts.latent is not None and network.parts.latent.index_heads):
         return reason  # the interpreter has no experts and no indexer
     from perfmodel.parallel.per_operator.by_rules import interpreter_reason

@@ -7,7 +7,7 @@ separately. `frameworks/settings.py` has the effect of each setting.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import parsed_bool
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.choices import CONTEXT_FORMS, LOSS_FORMS
+from perfmodel.parallel.compression import NO_COMPRESSION, Compressor, read_compression
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
 
 Value: TypeAlias = bool | float | str
@@ -55,11 +56,13 @@ class StatedSetting:
     says     its effect, for users
     values   allowed words, a pattern, or the bounds of a number; empty: true or false; None: a list of a framework's own flags
     in_plan  a knob of the plan covers it: read in files of measured runs, not stated with a framework
+    read     reader of a value and its field, for words with parts; `values` are then its forms
     """
 
     says: str
     values: tuple[str, ...] | tuple[float, float] | re.Pattern[str] | None = ()
     in_plan: bool = False
+    read: Callable[[object, str], str] | None = None
 
 
 RELEASE = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
@@ -148,6 +151,11 @@ SETTINGS: Mapping[str, StatedSetting] = {
     "fp32_gradient_accumulation": StatedSetting(says="gradients of microbatches are accumulated in float32; no: in the compute dtype"),
     "fp32_gradient_reduction": StatedSetting(
         says="gradients are reduced over the data-parallel ranks in float32 (DeepSpeed's fp32_allreduce); no: in the compute dtype",
+    ),
+    "gradient_compression": StatedSetting(
+        says="gradients that replicas all-reduce are cast, or replaced by factors of a low rank (torch's DDP communication hooks)",
+        values=tuple(f"{method}:RANK" if method is Compressor.POWERSGD else str(method) for method in Compressor),
+        read=read_compression,
     ),
     "blocking_sends": StatedSetting(
         says="a pipeline stage waits for each of its sends (DeepSpeed's engine); no: sends overlap with the compute of other microbatches",
@@ -284,7 +292,7 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
 
 
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
-    """Return the text of a profile with these settings added. Raises InputError for a contradiction."""
+    """Return the text of a profile with these settings added, but for no compression. Raises InputError for a contradiction."""
     ref = FrameworkRef.parse(profile)
     if not settings:
         return str(ref)
@@ -293,7 +301,8 @@ def stated(profile: str, settings: Mapping[str, Value]) -> str:
         if current.get(name, value) != value:
             rule = f"the profile {one_line(profile)} says {_text(name, current[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    return str(FrameworkRef(name=ref.name, settings=_in_order({**current, **settings})))
+    named = {name: value for name, value in {**current, **settings}.items() if value != str(NO_COMPRESSION)}
+    return str(FrameworkRef(name=ref.name, settings=_in_order(named)))
 
 
 def passed_over(settings: object) -> list[str]:
@@ -361,6 +370,8 @@ def setting_value(name: object, value: object) -> Value:
 
 def _read(name: str, setting: StatedSetting, value: object) -> Any:
     known, field = setting.values, f"setting {name}"
+    if setting.read is not None:
+        return setting.read(value, name)
     if known is None:
         if not isinstance(value, list):
             raise bad_field(field, one_line(value), "must be a list of flags", "correct it")

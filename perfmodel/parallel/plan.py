@@ -17,6 +17,7 @@ from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_r
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rule_sets, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage, missing_module
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
@@ -92,6 +93,11 @@ class Plan:
     def framework(self) -> FrameworkRef:
         """The framework with its stated settings."""
         return FrameworkRef.parse(self.profile)
+
+    @property
+    def compression(self) -> Compression:
+        """The stated compression of gradients."""
+        return compression_of(self.framework.settings.get("gradient_compression", NO_COMPRESSION))
 
     @property
     def folding(self) -> tuple[int, int] | None:
@@ -240,6 +246,7 @@ def check_plan(plan: Plan) -> None:
     """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
     layout, job = plan.layout, plan.job
     check_order(plan.order)
+    check_compression(plan.compression, zero=plan.zero, has_experts=plan.has_experts, has_rules=plan.assignment is None)
     if plan.assignment is not None:
         _check_assigned(plan, plan.assignment)
         return

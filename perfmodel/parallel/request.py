@@ -108,6 +108,10 @@ class Request:
         "What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas",
         otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=reader("parallel.choices", "read_offloads"),
     )  # fmt: skip
+    gradient_compression: Any = word(
+        "How replicas compress the gradients that they all-reduce: none, fp16, bf16 or powersgd:RANK (the setting gradient_compression)",
+        otherwise="none", metavar="NAME", takes="str", read=reader("parallel.compression", "read_compression"),
+    )  # fmt: skip
     calibration: Any = _calibration()
     memory_headroom: Any = word(
         "In place of --risk: share of the usable memory that a plan that fits leaves free; 0: none",
@@ -121,6 +125,7 @@ class Request:
     def stated(self) -> dict[str, Any]:
         """Return the stated settings."""
         from perfmodel.parallel.choices import OFFLOADS, read_context_form, read_offloads
+        from perfmodel.parallel.compression import read_compression
         from perfmodel.parallel.framework_ref import read_settings
 
         settings: dict[str, Any] = read_settings(self.settings)
@@ -130,6 +135,8 @@ class Request:
             settings |= {"cp_form": read_context_form(self.cp_form, "cp_form")}
         if self.offload is not None:
             settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
+        if self.gradient_compression is not None:
+            settings["gradient_compression"] = read_compression(self.gradient_compression)
         return read_settings(settings)
 
     @property

@@ -279,7 +279,7 @@ def audit_plan(
 
     loaded = load_plan(plan)
     loaded = replace(loaded, job=replace(loaded.job, precision=executed_precision(loaded.job)))
-    setting = setting_of_plan(loaded, profile=executor_profile(loaded.job.policy).having(dropout=dropout))
+    setting = setting_of_plan(loaded, profile=executor_profile(loaded.job.policy, loaded.compression).having(dropout=dropout))
     ranks = ranks_to_audit(loaded, rank=rank, every_stage=all_stages)
     counts = None if routing is None else routing_counts(routing)
     return audit(setting.estimator, loaded, ranks, routing=counts, every_microbatch=every_microbatch, progress=progress)
@@ -294,16 +294,18 @@ def compare_measurement(measurement: Measurement, *, calibration: Name | Calibra
     from perfmodel.frameworks.options import CONTIGUOUS
     from perfmodel.frameworks.profile import load_profile
     from perfmodel.hardware.reader import LOCALHOST
+    from perfmodel.parallel.framework_ref import stated
     from perfmodel.parallel.results import Comparison
 
     plan = measurement.plan
     on_cpu = measurement.device == "cpu"
+    compressed = {name: value for name, value in plan.framework.settings.items() if name == "gradient_compression"}
     setting = make_setting(
         plan.job,
         LOCALHOST if on_cpu else plan.cluster,
         chips=plan.num_chips,
         calibration=calibration,
-        profile=CPU_PROFILE if on_cpu else load_profile(plan.profile).having(context_chunks=CONTIGUOUS),
+        profile=stated(CPU_PROFILE, compressed) if on_cpu else load_profile(plan.profile).having(context_chunks=CONTIGUOUS),
     )
     return Comparison(prediction=predict_in(setting, placed(plan, setting)), measurement=measurement)
 

@@ -151,15 +151,16 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     if not isinstance(prediction, ServingPrediction) and is_serving_plan(prediction):
         prediction = serve_plan(prediction)
     if isinstance(prediction, ServingPrediction):
-        saved, service = _figures(serving_object(prediction)), service_of(prediction.plan)
+        saved, plan = _figures(serving_object(prediction)), prediction.plan
+        setting = serving_setting(service_of(plan))
     else:
         saved = _prediction_in(prediction)
         service = _saved_service(saved["plan"])
-    setting = serving_setting(service)
+        setting = serving_setting(service)
+        plan = setting.estimator.plan(setting.job, serving_layout(setting, service.knobs)[0])
     engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
     family = family_of(engine)
     launcher = launcher_named(to, family)
-    plan = setting.estimator.plan(job, serving_layout(setting, service.knobs)[0])
     if not saved["fits"]:
         raise InputError(f"plan: {plan.label()} does not fit into the memory of {cluster.chip.name}; `perfmodel serve` lists what would")
     model, node = hub_id_of(job.model.name), cluster.chips_per_node

@@ -15,6 +15,7 @@ from perfmodel.foundation.words import Words, read_words, takes, words_of
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.parallel.algebra.rules import check_agrees
+from perfmodel.parallel.compression import NO_COMPRESSION, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.request import Service
@@ -151,6 +152,13 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
+    compression = compression_of(profile.communication.gradient_compression)
+    check_compression(compression, zero=int(fixed.get("zero", 0)), has_experts=setting.job.transformer.parts.experts is not None)
+    if compression != NO_COMPRESSION:
+        reason = "" if any_framework else profile.runs.no_compression_reason(compression, framework_named(profile.name))
+        if reason:
+            raise InputError(f"{reason}; leave it out, name another --framework, or add --any-framework")
+        fixed["zero"] = 0
     known = words_of(Knobs)
     words = [name for name in maximum if name in known and name not in bounded_knobs()]
     if words:

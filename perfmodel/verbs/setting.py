@@ -19,6 +19,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
 from perfmodel.parallel.choices import AttentionKernel, Recompute, rules_of_form
+from perfmodel.parallel.compression import compression_note
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, check_expert_knobs, make_plan
@@ -340,6 +341,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if held := prediction.conditions.host_memory:
         excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
         warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
+    if note := compression_note(prediction.plan.compression):
+        warnings.append(note)
     core = (Recompute.SELECTIVE, DEFAULT_RECOMPUTE_OPERATORS, AttentionKernel.FLASH)
     if (prediction.plan.recompute, prediction.plan.recompute_operators, prediction.plan.attention) == core:
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")

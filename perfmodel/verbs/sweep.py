@@ -28,7 +28,6 @@ from perfmodel.foundation.errors import InputError, RunError, bad_field
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
-from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.document import csv_text
 from perfmodel.verbs.processes import DASK, LOCAL, follow, number_of_cores, run_batches
@@ -132,9 +131,8 @@ def _check_engine(engine: str, jobs: int | None) -> int:
 # --- Parts: a line for each computed point ---------------------------------------------------------------------------
 
 
-@session_cache(maxsize=1)
 def data_version() -> str:
-    """Return a digest of the inputs of a result other than the point: code, shipped data, and calibrations of this user."""
+    """Return a digest of the inputs of a result other than the point: code, shipped data, and calibrations of this user, read again."""
     return _digest_of(user_calibrations_dir(), start=_shipped_digest())
 
 

@@ -29,7 +29,7 @@ BAD = {
     "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3.2-1b; use q_proj, k_proj"),
     "attention": (["--attention", "none"], "attention=none"),
     "profile": (["--profile", "none"], "profile=none"),
-    "profile of another trainer": (["--profile", "MaxText"], "profile=MaxText: not known; its profile is xla"),
+    "profile of another trainer": (["--profile", "MaxTex"], "profile=MaxTex: not known; did you mean 'maxtext'?"),
     "offloads": (["--offload", "none,optimizer"], "offload=none,optimizer: names none next to others"),
     "calibration": (["--calibration", "none"], "calibration=none"),
     "order": (["--order", "tp-pp"], "order=tp-pp"),

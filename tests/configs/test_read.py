@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import perfmodel
 from perfmodel.configs.read import read_setup
 from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
@@ -224,6 +225,24 @@ torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --bf16 --num-layers 4 --s
 """
     facts = read_setup(write(tmp_path, "go.sh", text)).facts
     assert (facts["precision"], facts["micro_batch"]) == ("fp8-delayed", 2)
+
+
+@pytest.mark.parametrize(
+    "config, settings",
+    [
+        ({"communication_data_type": "fp16", "bf16": {"enabled": True}}, {"gradient_compression": "fp16"}),
+        ({"communication_data_type": "fp16", "fp16": {"enabled": True}}, {}),  # as computed: nothing is cast
+        ({"communication_data_type": "fp32", "bf16": {"enabled": True}}, {"fp32_gradient_reduction": True}),
+        ({"communication_data_type": "fp16", "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, {}),
+    ],
+)
+def test_the_dtype_of_deepspeeds_reductions_is_read_and_written(config, settings, tmp_path):
+    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
+    file = write(tmp_path, "deepspeed.json", json.dumps({**batch, **config}))
+    read = perfmodel.predict(file, model="llama-3-8b", cluster="dgx-h100", chips=16, seq_len=1024, recompute="none")
+    assert read.plan.framework.settings == settings
+    written = perfmodel.export_plan(read.plan, to="deepspeed").options
+    assert written.get("communication_data_type") == (config["communication_data_type"] if settings else None)
 
 
 #: Batch of a DeepSpeed JSON -> batch of a step on 16 chips, micro-batch and its number.

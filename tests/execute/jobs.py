@@ -182,6 +182,93 @@ def check_with_lost_norm_gradients(worker: Worker, plan: Plan) -> dict[str, floa
         FlatData._reduce_partial = original  # type: ignore[method-assign]
 
 
+def check_with_lost_error_feedback(worker: Worker, plan: Plan) -> dict[str, float]:
+    """The gradient check of a program whose hooks forget what their factors leave out."""
+    from perfmodel.execute.compression import GradientHook
+    from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
+
+    original = GradientHook.lost
+    GradientHook.lost = lambda self: None  # type: ignore[method-assign]
+    try:
+        return check_gradients_on_rank(worker, plan)
+    finally:
+        GradientHook.lost = original  # type: ignore[method-assign]
+
+
+def reduced_by_ddp_and_by_unit(worker: Worker, word: str):
+    """Gradients of a module under DDP with torch's hook in its third iteration, those of a flat unit with the same ones, and the factors'
+    documented math; and the bytes of the all-reduces of both."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    from perfmodel.execute.compression import GradientHook
+    from perfmodel.parallel.compression import compression_of
+
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 24, bias=False))
+    inputs = torch.randn(16, 48, generator=torch.Generator().manual_seed(worker.rank))
+    compression = compression_of(word)
+    sent: list[tuple[int, int]] = []
+    original = dist.all_reduce
+
+    def counted(tensor, *args, **kwargs):
+        sent.append((tensor.numel(), tensor.element_size()))
+        return original(tensor, *args, **kwargs)
+
+    def backward(of: nn.Module) -> list[torch.Tensor]:
+        module.zero_grad()
+        of(inputs).square().mean().backward()
+        return [parameter.grad.clone() for parameter in module.parameters()]
+
+    local = backward(module)
+    ddp = nn.parallel.DistributedDataParallel(module)
+    if compression.is_low_rank:
+        state = PowerSGDState(None, matrix_approximation_rank=compression.rank, start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, powerSGD_hook)
+    else:
+        ddp.register_comm_hook(None, fp16_compress_hook)
+    dist.all_reduce = counted
+    try:
+        for _ in range(3):  # the buckets are built again after the first, and the second is plain
+            sent.clear()
+            of_ddp = backward(ddp)
+        by_ddp = list(sent)
+        sent.clear()
+        # DDP's buckets hold gradients in the order in which backward computes them, the last first
+        order = list(reversed(range(len(local))))
+        hook = GradientHook(compression, dist.group.WORLD, [tuple(local[i].shape) for i in order])
+        buffer = torch.cat([local[i].flatten() for i in order])
+        hook.reduce(buffer).wait()
+        by_unit = list(sent)
+    finally:
+        dist.all_reduce = original
+    of_unit = dict(zip(order, buffer.split([local[i].numel() for i in order]), strict=True))
+    means = []
+    for gradient in local:
+        mean = gradient.clone()
+        dist.all_reduce(mean)
+        means.append(mean / worker.world_size)
+    # P P^T M, with P an orthonormal basis of M Q and Q the orthonormal draws of the state's generator
+    expected = [mean.double().numpy() for mean in means]
+    torch.manual_seed(int(np.random.RandomState(0).randint(1_000_000_000)))
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i in order:
+        if compression.is_low_rank and expected[i].ndim == 2:
+            shapes.setdefault(expected[i].shape, []).append(i)
+    for i in (i for same in shapes.values() for i in same):
+        rank = int(compression.factor_rank(*map(float, expected[i].shape)))
+        if rank:
+            q = np.linalg.qr(torch.randn(1, expected[i].shape[1], rank)[0].double().numpy())[0]
+            p = np.linalg.qr(expected[i] @ q)[0]
+            expected[i] = p @ (p.T @ expected[i])
+    gradients = [(one.numpy(), of_unit[i].view(one.shape).numpy(), expected[i]) for i, one in enumerate(of_ddp)]
+    return gradients, by_ddp, by_unit
+
+
 def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
     """This rank's share of the loss of each of the first steps, optimizer included."""
     from perfmodel.execute.uniform.parallelize import TrainingProgram

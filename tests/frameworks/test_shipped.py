@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
@@ -71,6 +72,15 @@ def test_a_base_gives_its_behaviours_and_nothing_from_its_runs():
     assert derived.activations.keeps_unrotated_qk == base.activations.keeps_unrotated_qk
     assert "host_launch_time" in fitted_numbers("megatron")
     assert derived.timing.host_launch_time < base.timing.host_launch_time
+
+
+def test_a_trainer_without_a_profile_has_that_of_what_it_is_built_on():
+    """Also every name of the line `runs in`, which are those of `export`."""
+    assert load_profile("TRL") == load_profile("hf-trainer")
+    assert load_profile("ms-swift+compile").name == "hf-trainer+compile"
+    for name, table in load_tables().items():
+        if table.outputs and not table.serves:
+            assert load_profile(name).name in (table.profile, name)
 
 
 def test_a_user_defined_file_takes_over_both(tmp_path):

@@ -215,6 +215,16 @@ def test_other_data_and_another_file_of_the_same_name_are_computed_again(tmp_pat
     assert swept(study, out).num_computed == 1
 
 
+def test_points_are_computed_again_after_a_calibration_in_the_same_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    out = tmp_path / "a.csv"
+    assert [swept(PREDICT, out).num_computed > 0 for _ in range(2)] == [True, False]
+    folder = perfmodel.foundation.resources.user_calibrations_dir()
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("name: mine\n")
+    assert swept(PREDICT, out).num_computed > 0
+
+
 def test_an_unfinished_line_is_computed_again(tmp_path):
     out = tmp_path / "a.csv"
     swept(PREDICT, out)

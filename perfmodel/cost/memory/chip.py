@@ -22,7 +22,7 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.schedules import SCHEDULES, Pipeline
-from perfmodel.cost.stages import Stages, sum_of
+from perfmodel.cost.stages import Stages, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -52,12 +52,16 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     num_replicas   ranks that a gradient is reduced over; with one there are no buckets
     """
     copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient.copy
+    kept = (0.0,) * stages.num_ranks if terms.compression is None else stage_sums(terms.compression.kept, stages)
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
     held = []
     for i in range(stages.num_ranks):
-        held.append(held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy))
+        weights, gradients, optimizer, gathered = held_bytes(
+            terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy
+        )
+        held.append((weights, gradients + kept[i], optimizer, gathered))
     if terms.frozen is None:
         return held
     stored = held_elements(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)

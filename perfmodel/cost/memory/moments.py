@@ -247,6 +247,10 @@ class _Moments:
                     # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
                     buffers = self.t.padded[before] * sizes.gradient.reduced
                 moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
+                if self.t.compression is not None:
+                    once = np.minimum(runs[i], 1.0)
+                    name = f"compression of the {regions[i].name or 'network'}'s gradients"
+                    moments.append(Moment(name=name, at=at, freed=gone - once * a.kept[i], buffers=once * self.t.compression.copy[i]))
         return moments
 
     def optimizer_step(self) -> Moment:

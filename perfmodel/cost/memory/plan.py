@@ -213,6 +213,7 @@ def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> Paramete
         summed=tuple(map(convert, columns.summed)),
         tied=(convert(columns.tied[0]), convert(columns.tied[1])),
         frozen=None if columns.frozen is None else columns.frozen.map_columns(convert),
+        compression=None if columns.compression is None else columns.compression.map_columns(convert),
     )
 
 

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
+from perfmodel.execute.compression import GradientHook
 from perfmodel.execute.local import local_tensor, placed_like
 from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, is_expert_parameter
 from perfmodel.execute.uniform.mesh import RunMesh
@@ -27,6 +28,7 @@ from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
 from perfmodel.execute.uniform.weights import canonical_name, fill, initial_piece
 from perfmodel.execute.zero import Dtypes, FlatUnit, ShardOptimizer, build_optimizer, update
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
@@ -85,9 +87,19 @@ class _Unit:
 
 
 class FlatData:
-    """ZeRO stages 0 and 1 with flat buffers."""
+    """ZeRO stages 0 and 1 with flat buffers. compression: of gradients, at stage 0"""
 
-    def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Transformer],
+        mesh: RunMesh,
+        *,
+        shards: bool,
+        dtypes: Dtypes,
+        optimizer: Optimizer,
+        compression: Compression = NO_COMPRESSION,
+    ) -> None:
+        self.compression = compression
         self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, 1
         self.tp_group = mesh.groups["tp"]
         self.stages, self._optimizer_kind = stages, optimizer
@@ -112,7 +124,16 @@ class FlatData:
         of_experts = all(is_expert_parameter(name) for name in parameters)
         shards, replicas, every = ("edp_shard", "edp_replicate", "edp") if of_experts else ("dp_shard+cp", "dp_replicate", _DATA_AXES)
         shard_group, replica_group = (groups[shards], groups[replicas]) if self.shards else (None, groups[every])
-        flat = FlatUnit(sizes, shard_group=shard_group, replica_group=replica_group, dtypes=self.dtypes, device=device)
+        flat = FlatUnit(
+            sizes,
+            shard_group=shard_group,
+            replica_group=replica_group,
+            dtypes=self.dtypes,
+            device=device,
+            hook=self._hook(ordered, replica_group),
+            # a hook returns the mean over its group, and each rank's loss is its share of the mean over all data ranks
+            scale=1.0 if self.compression == NO_COMPRESSION else self.mesh.size(every) / self.mesh.size(_DATA_AXES),
+        )
         held, end = {}, sum(sizes.values())
         starts = [flat.places[name].start for name, parameter in ordered.items() if has_partial_gradient(name, parameter)]
         for name, old in ordered.items():
@@ -124,6 +145,17 @@ class FlatData:
                         child.register_parameter(attribute, new)
             new.register_post_accumulate_grad_hook(partial(flat.accumulate, name, self._local(name, new)))
         return _Unit(flat, held, slice(min(starts, default=end), end), is_tied)
+
+    def _hook(self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None) -> GradientHook | None:
+        """Return the hook of a unit; None if its gradients are not compressed."""
+        if self.compression == NO_COMPRESSION or group is None:
+            return None
+        # a gradient that is partial over tp is sent as a vector: it is summed afterwards
+        shapes = [
+            (local_tensor(parameter).numel(),) if has_partial_gradient(name, parameter) else tuple(local_tensor(parameter).shape)
+            for name, parameter in parameters.items()
+        ]
+        return GradientHook(self.compression, group, shapes)
 
     @staticmethod
     def _local(name: str, parameter: nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -193,9 +225,22 @@ class FlatData:
         for unit in self.units:
             unit.flat.fill(pieces(unit))
 
+    def projection_errors(self) -> dict[str, float]:
+        """Return the error of the low-rank factors of each unit (`GradientHook.projection_error`). Collective."""
+        errors = {}
+        for unit in self.units:
+            # the gradients of a tied unit are a sum over two stages by now
+            if unit.flat.hook is not None and not unit.is_tied and (lost := unit.flat.hook.lost()) is not None:
+                errors[f"compression of {next(iter(unit.parameters))}"] = unit.flat.hook.projection_error(lost)
+        return errors
+
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
             full = unit.flat.full_gradients()
+            if unit.flat.hook is not None and (lost := unit.flat.hook.lost()) is not None:
+                if unit.is_tied:
+                    dist.all_reduce(lost, group=self.mesh.groups["tied"])
+                full = full + lost  # what is sent and what is kept for the next step
             for name, parameter in unit.parameters.items():
                 tensor = placed_like(full[unit.flat.places[name]].view(local_tensor(parameter).shape), parameter)
                 tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

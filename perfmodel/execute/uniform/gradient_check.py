@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import ROUND_OFF_FLOOR
 from perfmodel.execute.measure.compare import errors_on_rank, from_first_rank
+from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.execute.uniform.weights import canonical_name, make_tokens, one_process_model, shifted_tokens
 from perfmodel.parallel.choices import AttentionKernel
@@ -54,6 +55,7 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
     share = torch.tensor([program.loss_share()], dtype=torch.float64)
     dist.all_reduce(share)
     gradients = dict(program.data.gradients())
+    projections = program.data.projection_errors() if isinstance(program.data, FlatData) else {}
     del program
 
     loss, reference = 0.0, dict[str, np.ndarray]()
@@ -69,4 +71,4 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
 
     references = {name: torch.from_numpy(array) for name, array in reference.items()}
     errors = errors_on_rank(worker, gradients, references, expected, dtype=torch.float32, floor=ROUND_OFF_FLOOR)
-    return {"loss": abs(float(share) - loss) / abs(loss)} | errors
+    return {"loss": abs(float(share) - loss) / abs(loss)} | errors | projections

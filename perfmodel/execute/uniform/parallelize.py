@@ -32,6 +32,7 @@ from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
 from perfmodel.execute.zero import dtypes_of
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 
@@ -167,7 +168,7 @@ class TrainingProgram:
                 optimizer=job.optimizer,
             )
         shards = plan.zero is ZeroStage.OPTIMIZER
-        return FlatData(self.stages, self.mesh, shards=shards, dtypes=self.dtypes, optimizer=job.optimizer)
+        return FlatData(self.stages, self.mesh, shards=shards, dtypes=self.dtypes, optimizer=job.optimizer, compression=plan.compression)
 
     def _materialise(self) -> None:
         """Allocate and fill the parameters, which are on the meta device until here. An audit overrides this with fake tensors."""
@@ -180,9 +181,9 @@ class TrainingProgram:
         self.tokens, self.targets, self.mtp_tokens = self._local_tokens()
         if isinstance(self.data, FlatData):
             self.data.num_microbatches = plan.num_microbatches
-        # Each rank's loss is its share of the mean over tokens; fully_shard averages over the data ranks, flat buffers sum.
-        data_ranks = layout.data_parallel * layout.cp
-        self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
+        # Each rank's loss is its share of the mean over tokens; fully_shard and hooks average over the data ranks, flat buffers sum.
+        averages = isinstance(self.data, ShardedData) or plan.compression != NO_COMPRESSION
+        self.loss_scale = (layout.data_parallel * layout.cp if averages else 1) / plan.job.tokens_per_step
         self.sharding.loss_scale = self.loss_scale
         self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 

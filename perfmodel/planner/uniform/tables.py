@@ -25,7 +25,8 @@ from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import RegionTimes, region_times
 from perfmodel.cost.update import ParameterTerms, parameter_terms, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.choices import AttentionKernel, Recompute
+from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Recompute
+from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
@@ -226,6 +227,7 @@ class ParameterTable:
             program=t.program,
             frozen=None if t.frozen is None else t.frozen.map_columns(pick),
             casts=None if t.casts is None else t.casts.map_columns(pick),
+            compression=None if t.compression is None else t.compression.map_columns(pick),
         ), pick(self.tied)
 
 
@@ -303,7 +305,9 @@ class Tables:
             columns = [column for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
             self.parameter_layouts[in_pipeline] = layouts, tuple(column.tobytes() for column in (*columns, *layouts.hop))
             admitted = partial(space.runs.sharding.admits, pipelined=in_pipeline, replicated=False)
-            self.zeros[in_pipeline] = [zero for zero in range(4) if space.admits("zero", zero) and admitted(zero)]
+            # compressed gradients are replicated (`check_compression`)
+            stages = ZERO_STAGES if estimator.profile.communication.gradient_compression == str(NO_COMPRESSION) else ZERO_STAGES[:1]
+            self.zeros[in_pipeline] = [zero for zero in stages if space.admits("zero", zero) and admitted(zero)]
         self._start(estimator, kept)
 
     def _start(self, estimator: Estimator, kept: KeptTables) -> None:

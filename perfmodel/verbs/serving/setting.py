@@ -91,7 +91,8 @@ def serving_setting(service: Service) -> ServingSetting:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
         notes.append(f"model: {model.name} is an imported module, read as {description_of(model)}; {rule}")
     speculation = _speculation(asked, model)
-    load = read_words(asked, "input_len", "output_len", "concurrency", "rate", "prefix_hit", "kv_precision")
+    load: dict[str, Any] = {name: given[name] for name in ("input_len", "output_len", "concurrency", "rate", "prefix_hit") if name in given}
+    load |= read_words(asked, "kv_precision")
     job = ServingJob(model=model, quantization=quantization, speculation=speculation, **load)
 
     plan_names = {"cluster": reference}

@@ -118,7 +118,7 @@ PLANS |= {
 
 def predicted(plan, rank, profile=None, routing=None) -> RankCounts:
     cluster = load_cluster("dgx-h100", num_chips=plan.num_chips)
-    profile = profile or executor_profile(plan.job.policy)
+    profile = profile or executor_profile(plan.job.policy, plan.compression)
     estimator = resolve_estimator(plan.job, cluster, calibration=choose_calibration(cluster.chip, ""), profile=profile)
     return predicted_counts(estimator, plan, place_of(plan, rank), routing)
 
