@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.planner.pase.imported import ImportedStrategy
-    from perfmodel.workload.imported.graph import ImportedGraph
+    from perfmodel.planner.pase.search import PaseRun
+    from perfmodel.workload.imported.graph import ImportedGraph, ImportedVertex
 
 CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
 
@@ -67,28 +68,41 @@ def import_(
         "unused_parameters": graph.unused_parameters,
     }
     if search is not None:
-        from perfmodel.planner.pase.imported import search_imported
+        from perfmodel.planner.pase.imported import pase_graph_of
+        from perfmodel.planner.pase.search import run_pase
 
         with Progress("search") as progress:
             progress.share(0.0)
-            strategy = search_imported(graph, search)
-        content["search"] = strategy_object(graph, strategy)
-        blocks += strategy_blocks(graph, strategy)
+            run = run_pase(pase_graph_of(graph), search)
+        content["search"] = strategy_object(graph, run)
+        blocks += strategy_blocks(graph, run)
     if save is not None:
         blocks.append(Text(f"saved to {save}", apart=True))
     show(Document(content=lambda: content, blocks=lambda: blocks), output)
 
 
-def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[str, Any]:
+def strategy_object(graph: ImportedGraph, run: PaseRun) -> dict[str, Any]:
     return {
-        "num_devices": strategy.num_devices,
-        "cost_flops": strategy.cost,
-        "data_parallel_cost_flops": strategy.data_parallel_cost,
-        **picked(strategy, "data_parallel_devices times_data_parallel is_proved gap table_time search_time"),
-        "strategy": [
-            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
-        ],
+        "num_devices": run.tables.num_devices,
+        "cost_flops": run.solution.cost,
+        "data_parallel_cost_flops": run.data_parallel_cost,
+        "data_parallel_devices": run.data_parallel_devices,
+        "times_data_parallel": _times_data_parallel(run),
+        **picked(run.solution, "is_proved gap"),
+        **picked(run, "table_time search_time"),
+        "strategy": [{"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in _parts(graph, run)],
     }
+
+
+def _times_data_parallel(run: PaseRun) -> float:
+    """Return the cost of data parallelism, on fewer devices where there are fewer samples, over the best cost."""
+    return run.data_parallel_cost / run.solution.cost if run.solution.cost else math.nan
+
+
+def _parts(graph: ImportedGraph, run: PaseRun) -> Iterator[tuple[ImportedVertex, dict[str, int]]]:
+    """Yield each vertex with the parts of its dims."""
+    for vertex, parts in zip(graph.vertices, run.tables.strategy(run.solution.choice), strict=True):
+        yield vertex, dict(zip(vertex.dims, parts.values(), strict=True))
 
 
 def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
@@ -135,25 +149,26 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
 
 
-def strategy_blocks(graph: ImportedGraph, strategy: ImportedStrategy) -> Iterator[Block]:
+def strategy_blocks(graph: ImportedGraph, run: PaseRun) -> Iterator[Block]:
     from collections import Counter
 
     from perfmodel.foundation.units import format_time
 
     counted: Counter[tuple[str, str, str]] = Counter()
-    for vertex, parts in zip(graph.vertices, strategy.parts, strict=True):
+    for vertex, parts in _parts(graph, run):
         if vertex.flops or vertex.kind in ("embedding", "cross-entropy"):
             sizes = " ".join(f"{name}={size}" for name, size in vertex.dims.items())
             cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
             counted[str(vertex.kind), sizes, cut or "whole"] += 1
-    gain = f"{strategy.times_data_parallel:.3g} times less than data parallelism" if strategy.cost else "nothing that costs"
-    if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
-        gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
-    proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
+    solution, num_devices = run.solution, run.tables.num_devices
+    gain = f"{_times_data_parallel(run):.3g} times less than data parallelism" if solution.cost else "nothing that costs"
+    if solution.cost and run.data_parallel_devices < num_devices:
+        gain += f" on {run.data_parallel_devices} of them (it has no more samples)"
+    proof = "proved best" if solution.is_proved else f"within {solution.gap:.2%} of the best"
     yield Text(
-        f"Best split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
+        f"Best split on {num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
         f"{gain}, {proof}; "
-        f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}",
+        f"tables {format_time(run.table_time)}, search {format_time(run.search_time)}",
         apart=True,
     )
     headers = ("operators", "number", "dims", "parts")
