@@ -61,8 +61,7 @@ def import_(
         "convention": CONVENTION,
         "import_time": took,
         "num_vertices": len(graph.vertices),
-        "num_edges": len(graph.edges),
-        **picked(graph, "flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
+        **picked(graph, "num_edges flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
         "operators": graph.totals(),
         "unrecognised": graph.unrecognised(),
         "unused_parameters": graph.unused_parameters,
@@ -110,7 +109,7 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
 
     facts = [
         ("imported by", f"{graph.source}; took {format_time(took)}"),
-        ("graph", f"{len(graph.vertices):,} vertices, {len(graph.edges):,} edges; neighbouring elementwise operators are one vertex"),
+        ("graph", f"{len(graph.vertices):,} vertices, {graph.num_edges:,} edges; neighbouring elementwise operators are one vertex"),
         ("work", f"{graph.flops:,.0f} FLOP: {CONVENTION}"),
         ("parameters", f"{graph.num_parameters:,} ({format_bytes(graph.parameter_bytes)}); buffers {format_bytes(graph.buffer_bytes)}"),
     ]

@@ -24,7 +24,6 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
     DimLink,
-    ImportedEdge,
     ImportedGraph,
     ImportedKind,
     ImportedOperand,
@@ -63,10 +62,9 @@ def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMo
 
 @dataclass(slots=True)
 class _Draft:
-    """A vertex and its incoming edges, before further operators are fused into it."""
+    """A vertex with its nodes, before further operators are fused into it."""
 
     vertex: ImportedVertex
-    edges: list[ImportedEdge] = field(default_factory=list)
     nodes: list[tuple[Node, Mapping[Node, int]]] = field(default_factory=list)
     reads: list[ExportedValue] = field(default_factory=list)
 
@@ -109,20 +107,17 @@ class _Reader:
                     name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)),
                     inputs=(), outputs=(operand,), flops=0.0, activation_bytes=0.0,
                 )  # fmt: skip
-                self._add(node, vertex, [], {}, [])
+                self._add(node, vertex, {}, [])
         return ImportedGraph(
             name=name,
             source=f"torch {torch.__version__}, torch.export under fake tensors, one forward pass",
             vertices=tuple(draft.vertex for draft in self.drafts),
-            edges=tuple(edge for draft in self.drafts for edge in draft.edges),
             parameters=self.parameters,
             buffer_bytes=self.buffer_bytes,
         )
 
-    def _add(
-        self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge], bound: Mapping[Node, int], reads: list[ExportedValue]
-    ) -> None:
-        self.drafts.append(_Draft(vertex=vertex, edges=edges, nodes=[(node, bound)], reads=reads))
+    def _add(self, node: Node, vertex: ImportedVertex, bound: Mapping[Node, int], reads: list[ExportedValue]) -> None:
+        self.drafts.append(_Draft(vertex=vertex, nodes=[(node, bound)], reads=reads))
         self.values[node] = _output_values(vertex, len(self.drafts) - 1)
 
     def _call(self, node: Node) -> None:
@@ -206,13 +201,11 @@ class _Reader:
         self,
         space: IterationSpace | None,
         sources: Mapping[str, Any],
-        consumer: int,
         *,
         first: int = 0,
         views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
-    ) -> tuple[list[ImportedOperand], list[ImportedEdge], dict[Node, int], list[ExportedValue]]:
+    ) -> tuple[list[ImportedOperand], dict[Node, int], list[ExportedValue]]:
         operands: list[ImportedOperand] = []
-        edges: list[ImportedEdge] = []
         bound: dict[Node, int] = {}
         reads: list[ExportedValue] = []
         for key, source in sources.items():
@@ -221,6 +214,7 @@ class _Reader:
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
                 dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
+                produced = () if value.vertex is None else self.drafts[value.vertex].vertex.outputs[value.output].dims
                 bound[source] = first + len(operands)
                 reads.append(replace(value, view=view))
                 operands.append(
@@ -228,22 +222,13 @@ class _Reader:
                         shape=shape,
                         itemsize=tensor.element_size(),
                         dims=dims,
+                        producer=() if value.vertex is None else (value.vertex, value.output),
                         parameter=value.parameter,
                         is_index=_is_index(tensor),
-                        links=_links(view, dims, ()) if value.parameter else (),
+                        links=_links(view, dims, produced) if value.parameter or value.vertex is not None else (),
                     )
                 )
-                if value.vertex is not None:
-                    edges.append(
-                        ImportedEdge(
-                            producer=value.vertex,
-                            output=value.output,
-                            consumer=consumer,
-                            input=first + len(operands) - 1,
-                            links=_links(view, dims, self.drafts[value.vertex].vertex.outputs[value.output].dims),
-                        )
-                    )
-        return operands, edges, bound, reads
+        return operands, bound, reads
 
     def _vertex(
         self,
@@ -270,7 +255,7 @@ class _Reader:
         )
         if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
             return
-        operands, edges, bound, reads = self._inputs(space, sources, len(self.drafts), views=views)
+        operands, bound, reads = self._inputs(space, sources, views=views)
         seen = SeenKeys()
         if space.kind is ImportedKind.SOFTMAX:
             seen = self.masks.under(node)
@@ -290,7 +275,7 @@ class _Reader:
             unsplit=space.unsplit,
             seen=seen,
         )
-        self._add(node, vertex, edges, bound, reads)
+        self._add(node, vertex, bound, reads)
         if views:
             output = self.values[node][0]
             self.values[node] = [output.seen(node, "reshape", reshaped(output.view, _shape(results[0])))]
@@ -319,8 +304,8 @@ class _Reader:
         if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
             return False
         others = {key: source for key, source in sources.items() if key not in inner}
-        operands, edges, bound, reads = self._inputs(space, others, last, first=len(chain.inputs))
-        if any(edge.producer >= last for edge in edges):
+        operands, bound, reads = self._inputs(space, others, first=len(chain.inputs))
+        if any(operand.producer and operand.producer[0] >= last for operand in operands):
             return False
         joined = ImportedVertex(
             name=node.name,
@@ -336,9 +321,7 @@ class _Reader:
             joined=(*chain.joined, chain.operator),
         )
         draft = self.drafts[last]
-        self.drafts[last] = _Draft(
-            vertex=joined, edges=[*draft.edges, *edges], nodes=[*draft.nodes, (node, bound)], reads=[*draft.reads, *reads]
-        )
+        self.drafts[last] = _Draft(vertex=joined, nodes=[*draft.nodes, (node, bound)], reads=[*draft.reads, *reads])
         self.values[node] = _output_values(joined, last)
         return True
 
@@ -346,7 +329,7 @@ class _Reader:
         """Add an unrecognised operator: no dims, so every chip computes it in full. Its work is torch's FLOP count."""
         if sources is None:
             sources = {str(index): source for index, source in enumerate(node.all_input_nodes)}
-        operands, edges, bound, reads = self._inputs(None, sources, len(self.drafts))
+        operands, bound, reads = self._inputs(None, sources)
         outputs = tuple(
             ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
             for result in results
@@ -362,7 +345,7 @@ class _Reader:
             flops=torch_flops(node, self.mode),
             activation_bytes=num_bytes(results),
         )
-        self._add(node, vertex, edges, bound, reads)
+        self._add(node, vertex, bound, reads)
 
 
 def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:

@@ -78,7 +78,7 @@ class ModuleOperator:
         for number in range(len(self.vertex.inputs)):
             position = len(self.places)
             without = self.source.computed is Computed.PRODUCT and number == added
-            if not without and position < len(tensors) and self.module.read_tensor(index, number) == tensors[position]:
+            if not without and position < len(tensors) and self.module.imported.read(index, number) == tensors[position]:
                 self.places[number] = position
         if len(self.places) < len(tensors):
             raise InputError(f"operator {self.operator.name}: reads {', '.join(tensors)}: not as the module does; import it again")
@@ -137,7 +137,7 @@ class ModuleOperator:
             position = self.places[number]
             held = self.operator.inputs[position].dims
             tensor = viewed(
-                inputs[position], value, self.module.grouping_of_input(index, number), is_part=operand.parameter != value.parameter
+                inputs[position], value, self.module.imported.pieces.of_input(operand), is_part=operand.parameter != value.parameter
             )
         else:
             tensor = self.module.stored(value)

@@ -21,10 +21,13 @@ def pase_graph_of(graph: ImportedGraph) -> PaseGraph:
     """Return the layers of an imported module, with its vertices' dims in their order and single letters for their names."""
     letters = [_letters(tuple(vertex.dims)) for vertex in graph.vertices]
     edges = []
-    for edge in graph.edges:
-        names = {"": "", **letters[edge.producer]}, {"": "", **letters[edge.consumer]}
-        runs = tuple(replace(link, producer=names[0][link.producer], consumer=names[1][link.consumer]) for link in edge.links)
-        edges.append(PaseEdge(producer=edge.producer, consumer=edge.consumer, runs=runs))
+    for index, vertex in enumerate(graph.vertices):
+        for operand in vertex.inputs:
+            if operand.producer:
+                (producer, _), consumed = operand.producer, {"": "", **letters[index]}
+                produced = {"": "", **letters[producer]}
+                runs = tuple(replace(link, producer=produced[link.producer], consumer=consumed[link.consumer]) for link in operand.links)
+                edges.append(PaseEdge(producer=producer, consumer=index, runs=runs))
     layers = [_layer(vertex, letter) for vertex, letter in zip(graph.vertices, letters, strict=True)]
     return PaseGraph(
         graph=graph_of_layers(graph.name, layers, [()] * len(layers), batch=0, source=graph.source),

@@ -26,13 +26,7 @@ from math import prod
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
-from perfmodel.workload.imported.graph import (
-    ImportedEdge,
-    ImportedGraph,
-    ImportedKind,
-    ImportedOperand,
-    Shape,
-)
+from perfmodel.workload.imported.graph import ImportedGraph, ImportedKind, ImportedOperand, Shape
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
 from perfmodel.workload.work import OwnTraffic, Pass
 
@@ -70,6 +64,10 @@ class ImportedNetwork:
         """Return the tensor name of an output of a vertex."""
         return tensor_name(self.graph, self.shapes, vertex, output)
 
+    def read(self, vertex: int, number: int) -> str:
+        """Return the tensor name of an input of a vertex; "" for a buffer."""
+        return name_read(self.graph, self.shapes, self.graph.vertices[vertex].inputs[number])
+
 
 class Computed(StrEnum):
     """Part of a vertex that an operator of the network computes."""
@@ -96,6 +94,11 @@ def tensor_name(graph: ImportedGraph, parameters: Container[str], vertex: int, o
     producer = graph.vertices[vertex]
     name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
     return f"{name}.out" if name in parameters else name
+
+
+def name_read(graph: ImportedGraph, parameters: Container[str], operand: ImportedOperand) -> str:
+    """Return the name of the tensor that an input views; "" for a buffer."""
+    return tensor_name(graph, parameters, *operand.producer) if operand.producer else operand.parameter
 
 
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
@@ -172,27 +175,22 @@ class _Builder:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: dict[str, bool] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
-    into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
     sources: dict[str, OperatorSource] = field(default_factory=dict)
 
     def build(self) -> ImportedNetwork:
-        self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
         batch, samples = self._find_samples()
         self._name_pieces(samples)
         self._mark_pieces()
         for name, shape in self.shapes.items():
-            positions = self.pieces.of_parameter(name, len(shape))
+            positions = self.pieces.of_parameter(name)
             rows = len(positions[0]) if shape else 1
             self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER, num_rows=rows)
             self.gradient[name] = True
-        read = {(edge.producer, edge.output) for edge in self.graph.edges}
-        # Whether each vertex depends on floats among the module's inputs.
-        depends = [
-            vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in self.graph.vertices
-        ]
-        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
-            depends[edge.consumer] |= depends[edge.producer]
+        read = {operand.producer for vertex in self.graph.vertices for operand in vertex.inputs}
+        depends: list[bool] = []  # of each vertex: on floats among the module's inputs
         for index, vertex in enumerate(self.graph.vertices):
+            is_data = vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index
+            depends.append(is_data or any(depends[operand.producer[0]] for operand in vertex.inputs if operand.producer))
             numbers = [number for number in range(len(vertex.outputs)) if (index, number) in read]
             if vertex.kind is not ImportedKind.SPLIT and 0 not in numbers:
                 numbers = [0, *numbers]
@@ -260,11 +258,11 @@ class _Builder:
                 dim, size = tuple(vertex.dims.items())[of]
                 if size == batch:
                     pieces |= {(piece.key, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
-        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
-            for position in self.pieces.of_output(edge.producer, edge.output):
-                for piece in position:
+        for index, vertex in enumerate(self.graph.vertices):
+            for number, operand in enumerate(vertex.inputs):
+                for piece in (piece for position in self.pieces.of_input(operand) for piece in position):
                     if piece is not None and (piece.key, piece.inner) in pieces:
-                        read = self.pieces.read_as(edge.consumer, edge.input, piece)
+                        read = self.pieces.read_as(index, number, piece)
                         if read is not None:
                             pieces.add((read.key, read.inner))
         return pieces
@@ -303,10 +301,7 @@ class _Builder:
         """Add the tensors of these outputs of a vertex, and their operators. Further outputs than the first are assumed to be computed from
         it, except those of a split."""
         vertex = self.graph.vertices[index]
-        read = [operand.parameter for operand in vertex.inputs if operand.parameter]
-        edges = [self.into.get((index, number)) for number, operand in enumerate(vertex.inputs) if not operand.parameter]
-        read += [self._tensor_name(edge.producer, edge.output) for edge in edges if edge is not None]
-        is_trained = any(self.gradient[name] for name in read)
+        is_trained = any(self.gradient[name] for operand in vertex.inputs if (name := name_read(self.graph, self.shapes, operand)))
         for number in outputs:
             name, output = self._tensor_name(index, number), vertex.outputs[number]
             self.gradient[name] = is_trained and not output.is_index
@@ -379,21 +374,15 @@ class _Builder:
         along = [
             name for dim, size in zip(operand.dims, operand.shape, strict=True) if dim and vertex.dims[dim] == size for name in pieces[dim]
         ]
-        if operand.parameter in self.shapes:
-            tensor = operand.parameter
-            positions = self.pieces.of_parameter(tensor, len(self.shapes[tensor]))
-        elif (index, number) in self.into:
-            edge = self.into[index, number]
-            tensor = self._tensor_name(edge.producer, edge.output)
-            positions = self.pieces.of_output(edge.producer, edge.output)
-        else:  # a buffer
+        tensor = name_read(self.graph, self.shapes, operand)
+        if not tensor:  # a buffer
             of_buffer = tuple(
                 (self.pieces.sizes["vertex", index, dim], "") if dim and vertex.dims[dim] == size else (size, "")
                 for dim, size in zip(operand.dims, operand.shape, strict=True)
             )
             return Read(operand=Operand(tensor="", dims=()), dims=tuple(along), extent=of_buffer)
         dims = []
-        for position_number, position in enumerate(positions):
+        for position_number, position in enumerate(self.pieces.of_input(operand)):
             stepped = self._stepped(index, number, position_number) if len(position) == 1 else ""
             for piece in position:
                 read = self.pieces.read_as(index, number, piece) if piece is not None else None
@@ -403,10 +392,10 @@ class _Builder:
     def _stepped(self, index: int, number: int, position: int) -> str:
         """Return the reader's dim where it reads an integer number of a position's entries per own entry (a convolution's rows)."""
         vertex = self.graph.vertices[index]
-        if vertex.kind is not ImportedKind.CONVOLUTION or (index, number) not in self.into:
-            return ""
         operand = vertex.inputs[number]
-        for link in self.into[index, number].links:
+        if vertex.kind is not ImportedKind.CONVOLUTION or not operand.producer:
+            return ""
+        for link in operand.links:
             entries = operand.shape[operand.dims.index(link.consumer)] if link.consumer in operand.dims else 0
             is_all = link.positions == (position,) and link.consumer_inner == 1 and link.size == entries
             if is_all and is_stepped(vertex, number, link.consumer) and link.size != vertex.dims[link.consumer]:

@@ -56,9 +56,11 @@ class Wiring:
 
     def __post_init__(self) -> None:
         self.into, self.out_of = {}, {}
-        for edge in self.graph.edges:
-            self.into.setdefault(edge.consumer, {})[edge.input] = edge.producer
-            self.out_of.setdefault(edge.producer, []).append(edge.consumer)
+        for at, vertex in enumerate(self.graph.vertices):
+            for number, operand in enumerate(vertex.inputs):
+                if operand.producer:
+                    self.into.setdefault(at, {})[number] = operand.producer[0]
+                    self.out_of.setdefault(operand.producer[0], []).append(at)
         trained: list[bool] = []
         for at, vertex in enumerate(self.graph.vertices):
             producers = self.into.get(at, {}).values()
