@@ -125,7 +125,7 @@ class UserModule:
         """Yield the parameters (or parts of one) that operators read, in the order of the operators."""
         for vertex, calls in zip(self.imported.graph.vertices, self.exported.calls, strict=True):
             for operand, value in zip(vertex.inputs, calls.reads, strict=True):
-                if operand.parameter in self.imported.shapes:
+                if operand.parameter:
                     yield operand.parameter, value
 
     def _read_part(self, tensor: torch.Tensor, name: str, value: ExportedValue) -> torch.Tensor:

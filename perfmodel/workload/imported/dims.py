@@ -8,12 +8,11 @@ its reader then needs the run unsharded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
-from perfmodel.workload.imported.graph import DimLink, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex
+from perfmodel.workload.imported.graph import DimLink, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex, Shape
 
 #: Key of a dim: of a vertex ("vertex", index, dim), of an output position without a dim ("output", vertex, output, position) or of a
 #: parameter ("parameter", name, position).
@@ -43,19 +42,28 @@ class _Link:
 
 @dataclass(slots=True)
 class Pieces:
-    """Pieces of every dim, and the links between them.
-
-    parameters  shapes by name
-    plain       even splits whose parts are separate dims nevertheless
-    """
+    """Pieces of every dim, and the links between them. `plain`: even splits whose parts are separate dims nevertheless."""
 
     graph: ImportedGraph
-    parameters: Mapping[str, Sequence[int]]
     plain: frozenset[int] = frozenset()
+    parameters: dict[str, Shape] = field(init=False)
     sizes: dict[DimKey, int] = field(default_factory=dict)
     cuts: dict[DimKey, list[int]] = field(default_factory=dict)
     links: dict[tuple[int, int], list[_Link]] = field(default_factory=dict)  # by (vertex, input)
     _at: dict[DimKey, list[_Link]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.parameters = {parameter.name: parameter.shape for parameter in self.graph.parameters}
+
+    def tensor(self, vertex: int, output: int) -> str:
+        """Return the tensor name of an output of a vertex; it differs from all parameter names."""
+        producer = self.graph.vertices[vertex]
+        name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
+        return f"{name}.out" if name in self.parameters else name
+
+    def tensor_read(self, operand: ImportedOperand) -> str:
+        """Return the name of the tensor that an input views; "" for a buffer."""
+        return self.tensor(*operand.producer) if operand.producer else operand.parameter
 
     def of(self, key: DimKey, inner: int = 1, size: int = 0) -> tuple[Piece, ...]:
         """Return the pieces of a run of a dim, outermost first; without a size, of the full dim."""
@@ -168,12 +176,12 @@ class Pieces:
             link.is_broken = True
 
 
-def refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]]) -> Pieces:
-    """Return the pieces of a graph; `parameters`: shapes by name. Links are taken in vertex order: of two contradicting, the first stays.
+def refine(graph: ImportedGraph) -> Pieces:
+    """Return the pieces of a graph. Links are taken in vertex order: of two contradicting, the first stays.
 
     Halves that are joined again (rotary positions) are no dims: the concatenation needs them unsharded.
     """
-    pieces = _refine(graph, parameters, frozenset())
+    pieces = _refine(graph, frozenset())
     evenly = [index for index in range(len(graph.vertices)) if pieces.even_part(index)[0]]
     if not evenly:
         return pieces
@@ -191,12 +199,12 @@ def refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]]) -> Pie
         axis, part = pieces.even_part(index)
         if joined & {class_of[piece] for piece in pieces.of(("vertex", index, axis), 1, part)}:
             plain.add(index)
-    return _refine(graph, parameters, frozenset(plain)) if plain else pieces
+    return _refine(graph, frozenset(plain)) if plain else pieces
 
 
-def _refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]], plain: frozenset[int]) -> Pieces:
-    pieces = Pieces(graph=graph, parameters=parameters, plain=plain)
-    for name, shape in parameters.items():
+def _refine(graph: ImportedGraph, plain: frozenset[int]) -> Pieces:
+    pieces = Pieces(graph=graph, plain=plain)
+    for name, shape in pieces.parameters.items():
         for position, size in enumerate(shape):
             pieces.add_dim(("parameter", name, position), size)
     for index, vertex in enumerate(graph.vertices):

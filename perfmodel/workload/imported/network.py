@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -39,7 +39,7 @@ class ImportedNetwork:
     """A network with the data of its conversion.
 
     treatments  sentences about tensors that stay unsharded, with the reason
-    graph       the imported graph, with parameters split that are read in parts; `shapes` of these parameters
+    graph       the imported graph, with parameters split that are read in parts
     pieces      split dims of the graph, which are the dims of the network
     names       names of the pieces, by vertex
     sources     source of each operator, by name
@@ -48,7 +48,6 @@ class ImportedNetwork:
     network: Graph
     treatments: tuple[str, ...]
     graph: ImportedGraph
-    shapes: Mapping[str, Shape]
     pieces: Pieces
     names: tuple[Mapping[Piece, str], ...]
     sources: Mapping[str, OperatorSource]
@@ -62,11 +61,7 @@ class ImportedNetwork:
 
     def tensor(self, vertex: int, output: int) -> str:
         """Return the tensor name of an output of a vertex."""
-        return tensor_name(self.graph, self.shapes, vertex, output)
-
-    def read(self, vertex: int, number: int) -> str:
-        """Return the tensor name of an input of a vertex; "" for a buffer."""
-        return name_read(self.graph, self.shapes, self.graph.vertices[vertex].inputs[number])
+        return self.pieces.tensor(vertex, output)
 
 
 class Computed(StrEnum):
@@ -89,22 +84,10 @@ class OperatorSource:
     computed: Computed
 
 
-def tensor_name(graph: ImportedGraph, parameters: Container[str], vertex: int, output: int) -> str:
-    """Return the tensor name of an output of a vertex; it differs from all parameter names."""
-    producer = graph.vertices[vertex]
-    name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
-    return f"{name}.out" if name in parameters else name
-
-
-def name_read(graph: ImportedGraph, parameters: Container[str], operand: ImportedOperand) -> str:
-    """Return the name of the tensor that an input views; "" for a buffer."""
-    return tensor_name(graph, parameters, *operand.producer) if operand.producer else operand.parameter
-
-
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
     """Return the network with the same operators, parameters and work."""
-    graph, shapes = _parts_of_parameters(graph)
-    return _Builder(graph, shapes, refine(graph, shapes)).build()
+    graph = _parts_of_parameters(graph)
+    return _Builder(graph, refine(graph)).build()
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -112,9 +95,9 @@ def network_of(graph: ImportedGraph) -> ImportedNetwork:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str, Shape]]:
-    """Split each parameter that operators read in disjoint parts into one parameter per part; return the graph and all shapes by name."""
-    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
+def _parts_of_parameters(graph: ImportedGraph) -> ImportedGraph:
+    """Return the graph with one parameter for each part of a parameter that operators read in disjoint parts."""
+    parameters = {parameter.name: parameter for parameter in graph.parameters}
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, vertex in enumerate(graph.vertices):
         for number, operand in enumerate(vertex.inputs):
@@ -123,14 +106,15 @@ def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str,
     changed: dict[int, dict[int, ImportedOperand]] = defaultdict(dict)
     for name, reads in readers.items():
         operands = [graph.vertices[index].inputs[number] for index, number in reads]
-        parts = [_part_shape(operand, shapes[name]) for operand in operands]
-        is_divided = len(parts) > 1 and all(part is not None and part != shapes[name] for part in parts)
-        if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shapes[name]):
+        shape = parameters[name].shape
+        parts = [_part_shape(operand, shape) for operand in operands]
+        is_divided = len(parts) > 1 and all(part is not None and part != shape for part in parts)
+        if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shape):
             continue
-        shape = shapes.pop(name)
+        divided = parameters.pop(name)
         for count, ((index, number), operand, part) in enumerate(zip(reads, operands, parts, strict=True)):
             assert part is not None
-            shapes[f"{name}[{count}]"] = part
+            parameters[f"{name}[{count}]"] = replace(divided, name=f"{name}[{count}]", shape=part)
             (missing,) = _missing(operand, shape)
             links = tuple(link if link.positions else replace(link, positions=(missing,)) for link in operand.links)
             changed[index][number] = replace(operand, parameter=f"{name}[{count}]", links=links)
@@ -140,7 +124,7 @@ def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str,
         else vertex
         for index, vertex in enumerate(graph.vertices)
     )
-    return replace(graph, vertices=vertices), shapes
+    return replace(graph, vertices=vertices, parameters=tuple(parameters.values()))
 
 
 def _missing(operand: ImportedOperand, shape: Shape) -> list[int]:
@@ -167,7 +151,6 @@ def _part_shape(operand: ImportedOperand, shape: Shape) -> Shape | None:
 @dataclass(slots=True)
 class _Builder:
     graph: ImportedGraph
-    shapes: Mapping[str, Shape]
     pieces: Pieces
     names: list[dict[Piece, str]] = field(default_factory=list)  # by vertex
     never_cut: set[Piece] = field(default_factory=set)
@@ -181,7 +164,7 @@ class _Builder:
         batch, samples = self._find_samples()
         self._name_pieces(samples)
         self._mark_pieces()
-        for name, shape in self.shapes.items():
+        for name, shape in self.pieces.parameters.items():
             positions = self.pieces.of_parameter(name)
             rows = len(positions[0]) if shape else 1
             self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER, num_rows=rows)
@@ -207,7 +190,6 @@ class _Builder:
             network=network,
             treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)),
             graph=self.graph,
-            shapes=self.shapes,
             pieces=self.pieces,
             names=tuple(self.names),
             sources=self.sources,
@@ -294,16 +276,13 @@ class _Builder:
         self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
         self.padded = {piece for piece, first in class_of.items() if first in padded}
 
-    def _tensor_name(self, index: int, number: int) -> str:
-        return tensor_name(self.graph, self.shapes, index, number)
-
     def _convert(self, index: int, outputs: Sequence[int], depends: bool) -> None:
         """Add the tensors of these outputs of a vertex, and their operators. Further outputs than the first are assumed to be computed from
         it, except those of a split."""
         vertex = self.graph.vertices[index]
-        is_trained = any(self.gradient[name] for operand in vertex.inputs if (name := name_read(self.graph, self.shapes, operand)))
+        is_trained = any(self.gradient[name] for name in filter(None, map(self.pieces.tensor_read, vertex.inputs)))
         for number in outputs:
-            name, output = self._tensor_name(index, number), vertex.outputs[number]
+            name, output = self.pieces.tensor(index, number), vertex.outputs[number]
             self.gradient[name] = is_trained and not output.is_index
             is_float = not output.is_index and (is_trained or depends or vertex.kind is ImportedKind.INPUT)
             role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
@@ -347,7 +326,7 @@ class _Builder:
         )
 
     def _written(self, index: int, number: int) -> Read:
-        operand, name = self.graph.vertices[index].outputs[number], self._tensor_name(index, number)
+        operand, name = self.graph.vertices[index].outputs[number], self.pieces.tensor(index, number)
         dims: list[str] = []
         for dim, position in zip(operand.dims, self.pieces.of_output(index, number), strict=True):
             for piece in position:
@@ -374,7 +353,7 @@ class _Builder:
         along = [
             name for dim, size in zip(operand.dims, operand.shape, strict=True) if dim and vertex.dims[dim] == size for name in pieces[dim]
         ]
-        tensor = name_read(self.graph, self.shapes, operand)
+        tensor = self.pieces.tensor_read(operand)
         if not tensor:  # a buffer
             of_buffer = tuple(
                 (self.pieces.sizes["vertex", index, dim], "") if dim and vertex.dims[dim] == size else (size, "")

@@ -79,7 +79,7 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
     for number, (shape, target, order) in enumerate(views):
         view = permuted(reshaped(identity_view(shape, [str(i) for i in range(len(shape))]), target), order)
         vertices.append(vertex(f"relu{number}", ImportedKind.ELEMENTWISE, sizes_of(view), producer=number, view=view))
-    pieces = refine(graph_of(vertices), {})
+    pieces = refine(graph_of(vertices))
     aligned = 0
     for number, (shape, target, order) in enumerate(views):
         seen_by = tuple(target[index] for index in order)
