@@ -75,7 +75,6 @@ class _Reader:
         self.vertices: list[ImportedVertex] = []
         self.calls: list[VertexCalls] = []
         self.values: dict[Any, list[ExportedValue]] = {}
-        self.num_readers: dict[Any, int] = {}
         first_name: dict[int, str] = {}
         self.canonical = {path: first_name.setdefault(id(tensor), path) for path, tensor in module.named_parameters(remove_duplicate=False)}
         self.parameters = tuple(

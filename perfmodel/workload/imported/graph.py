@@ -88,10 +88,6 @@ class ImportedOperand:
     def num_elements(self) -> int:
         return prod(self.shape)
 
-    @property
-    def num_bytes(self) -> float:
-        return float(self.num_elements * self.itemsize)
-
 
 class Reach(StrEnum):
     """Keys that a query attends to."""
