@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.planner.pase.search import PaseRun
-    from perfmodel.workload.imported.graph import ImportedGraph, ImportedVertex
+    from perfmodel.workload.imported.graph import ImportedGraph
 
 CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
 
@@ -67,12 +66,11 @@ def import_(
         "unused_parameters": graph.unused_parameters,
     }
     if search is not None:
-        from perfmodel.planner.pase.imported import pase_graph_of
-        from perfmodel.planner.pase.search import run_pase
+        from perfmodel.planner.pase.imported import search_imported
 
         with Progress("search") as progress:
             progress.share(0.0)
-            run = run_pase(pase_graph_of(graph), search)
+            run = search_imported(graph, search)
         content["search"] = strategy_object(graph, run)
         blocks += strategy_blocks(graph, run)
     if save is not None:
@@ -86,22 +84,13 @@ def strategy_object(graph: ImportedGraph, run: PaseRun) -> dict[str, Any]:
         "cost_flops": run.solution.cost,
         "data_parallel_cost_flops": run.data_parallel_cost,
         "data_parallel_devices": run.data_parallel_devices,
-        "times_data_parallel": _times_data_parallel(run),
+        "times_data_parallel": run.gain,
         **picked(run.solution, "is_proved gap"),
         **picked(run, "table_time search_time"),
-        "strategy": [{"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in _parts(graph, run)],
+        "strategy": [
+            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, run.strategy, strict=True)
+        ],
     }
-
-
-def _times_data_parallel(run: PaseRun) -> float:
-    """Return the cost of data parallelism, on fewer devices where there are fewer samples, over the best cost."""
-    return run.data_parallel_cost / run.solution.cost if run.solution.cost else math.nan
-
-
-def _parts(graph: ImportedGraph, run: PaseRun) -> Iterator[tuple[ImportedVertex, dict[str, int]]]:
-    """Yield each vertex with the parts of its dims."""
-    for vertex, parts in zip(graph.vertices, run.tables.strategy(run.solution.choice), strict=True):
-        yield vertex, dict(zip(vertex.dims, parts.values(), strict=True))
 
 
 def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
@@ -154,22 +143,19 @@ def strategy_blocks(graph: ImportedGraph, run: PaseRun) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
 
     counted: Counter[tuple[str, str, str]] = Counter()
-    for vertex, parts in _parts(graph, run):
+    for vertex, parts in zip(graph.vertices, run.strategy, strict=True):
         if vertex.flops or vertex.kind in ("embedding", "cross-entropy"):
             sizes = " ".join(f"{name}={size}" for name, size in vertex.dims.items())
             cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
             counted[str(vertex.kind), sizes, cut or "whole"] += 1
-    solution, num_devices = run.solution, run.tables.num_devices
-    gain = f"{_times_data_parallel(run):.3g} times less than data parallelism" if solution.cost else "nothing that costs"
-    if solution.cost and run.data_parallel_devices < num_devices:
+    gain = f"{run.gain:.3g} times less than data parallelism" if run.solution.cost else "nothing that costs"
+    if run.solution.cost and run.data_parallel_devices < run.tables.num_devices:
         gain += f" on {run.data_parallel_devices} of them (it has no more samples)"
-    proof = "proved best" if solution.is_proved else f"within {solution.gap:.2%} of the best"
+    proof = "proved best" if run.solution.is_proved else f"within {run.solution.gap:.2%} of the best"
     yield Text(
-        f"Best split on {num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
-        f"{gain}, {proof}; "
-        f"tables {format_time(run.table_time)}, search {format_time(run.search_time)}",
+        f"Best split on {run.tables.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
+        f"{gain}, {proof}; tables {format_time(run.table_time)}, search {format_time(run.search_time)}",
         apart=True,
     )
-    headers = ("operators", "number", "dims", "parts")
     rows = tuple((kind, f"{number:,}", sizes, cut) for (kind, sizes, cut), number in counted.items())
-    yield Table(title="", headers=headers, rows=rows, right=("number",))
+    yield Table(title="", headers=("operators", "number", "dims", "parts"), rows=rows, right=("number",))

@@ -277,19 +277,18 @@ def _by_pase_cost(network: str, built: NetworkWords, chips: Any, others: Mapping
         if value:
             raise bad_field(name, value, "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
     num_devices = 2 if chips is None else read_integer(chips, "chips")
-    from perfmodel.planner.pase.search import run_pase
-
     if ":" in network:
         from perfmodel.cli.import_ import strategy_blocks, strategy_object
-        from perfmodel.planner.pase.imported import pase_graph_of
+        from perfmodel.planner.pase.imported import search_imported
         from perfmodel.verbs.importing import import_graph
 
         graph = import_graph(network, list(built.inputs or ()))
-        searched = run_pase(pase_graph_of(graph), num_devices)
+        searched = search_imported(graph, num_devices)
         content = {"network": graph.name, **strategy_object(graph, searched)}
         show(Document(content=lambda: content, blocks=lambda: strategy_blocks(graph, searched)), output)
         return
     from perfmodel.planner.pase.graph import load_pase_graph
+    from perfmodel.planner.pase.search import run_pase
     from perfmodel.report.pase import run_object, search_times_table, strategies_table
 
     run = run_pase(load_pase_graph(network), num_devices)

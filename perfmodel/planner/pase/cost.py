@@ -14,12 +14,12 @@ Source: Elango, PaSE, IPDPS 2021, section III, and its released code (github.com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.planner.pase.layer import ALL_DIMS, LayerKind, Shape, names_of, shape_of, terms_of, text_of
+from perfmodel.planner.pase.layer import ALL_DIMS, LayerKind, Shape, layer, names_of, shape_of, terms_of, text_of
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.graph import DimLink
 
@@ -120,8 +120,12 @@ def _attention(at: SplitLayer) -> Array:
     """Return the cost of queries times keys, of the softmax over the keys, and of the scores times values, for each entry of b and h."""
     *leads, s, d, z, e = at.layer.dims
     heads = "".join(leads)
-    scores = _matmul(at, batch=heads, rows=s, columns=z, inner=d)
-    return scores + _softmax_of(at, heads + s + z, z) + _matmul(at, batch=heads, rows=s, columns=e, inner=z)
+    names = heads + s + z
+    softmax = layer(LayerKind.SOFTMAX, {name: at.layer.dims[name] for name in names}, axes=z)
+    scores = replace(at, layer=softmax, splits=at.splits[:, [at.names.index(name) for name in names]])
+    by_keys = _matmul(at, batch=heads, rows=s, columns=z, inner=d)
+    by_values = _matmul(at, batch=heads, rows=s, columns=e, inner=z)
+    return by_keys + _softmax(scores) + by_values
 
 
 #: Gates of an LSTM's cell, and the two vectors (input and hidden state) that it multiplies.
@@ -157,13 +161,9 @@ def _norm(at: SplitLayer) -> Array:
 
 
 def _softmax(at: SplitLayer) -> Array:
-    return _softmax_of(at, at.names, at.axes)
-
-
-def _softmax_of(at: SplitLayer, names: str, axis: str) -> Array:
-    """Return 4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a) of a tensor with these dims."""
-    P, x_a, c_a = at.share(names), at.share(axis), at.parts(axis)
-    d_a = at.layer.dims[axis]
+    """Return 4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a)."""
+    P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
+    d_a = at.layer.dims[at.axes]
     return _SOFTMAX_OPERATIONS * P + P * d_a + 2 * at.all_reduce(P / x_a, c_a) + at.all_reduce(d_a * P / x_a, c_a)
 
 

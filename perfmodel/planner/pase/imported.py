@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from string import ascii_lowercase
 
 from perfmodel.planner.pase.layer import LayerKind, PaseEdge, PaseGraph, Shape, graph_of_layers, layer
+from perfmodel.planner.pase.search import PaseRun, run_pase
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.graph import ImportedGraph, ImportedKind, ImportedVertex
 
@@ -17,9 +19,17 @@ from perfmodel.workload.imported.graph import ImportedGraph, ImportedKind, Impor
 SMALLEST_SHARE = 1
 
 
+def search_imported(graph: ImportedGraph, num_devices: int) -> PaseRun:
+    """Search PaSE's space for an imported module."""
+    return run_pase(pase_graph_of(graph), num_devices)
+
+
 def pase_graph_of(graph: ImportedGraph) -> PaseGraph:
     """Return the layers of an imported module, with its vertices' dims in their order and single letters for their names."""
-    letters = [_letters(tuple(vertex.dims)) for vertex in graph.vertices]
+    letters = []
+    for vertex in graph.vertices:
+        free = (letter for letter in ascii_lowercase if letter not in vertex.dims)
+        letters.append({name: name if len(name) == 1 else next(free) for name in vertex.dims})
     edges = []
     for index, vertex in enumerate(graph.vertices):
         for operand in vertex.inputs:
@@ -29,18 +39,22 @@ def pase_graph_of(graph: ImportedGraph) -> PaseGraph:
                 runs = tuple(replace(link, producer=produced[link.producer], consumer=consumed[link.consumer]) for link in operand.links)
                 edges.append(PaseEdge(producer=producer, consumer=index, runs=runs))
     layers = [_layer(vertex, letter) for vertex, letter in zip(graph.vertices, letters, strict=True)]
+    # Samples are the first dim of each input, followed through the runs.
+    samples = [
+        next(iter(operator.dims), "") if vertex.kind is ImportedKind.INPUT else ""
+        for vertex, operator in zip(graph.vertices, layers, strict=True)
+    ]
+    for edge in edges:
+        for run in edge.runs:
+            if run.producer and run.producer == samples[edge.producer] and not samples[edge.consumer]:
+                samples[edge.consumer] = run.consumer
     return PaseGraph(
         graph=graph_of_layers(graph.name, layers, [()] * len(layers), batch=0, source=graph.source),
         edges=tuple(edges),
         smallest_share=SMALLEST_SHARE,
-        samples=_samples(graph, layers, edges),
+        samples=tuple(samples),
+        names=tuple(tuple(vertex.dims) for vertex in graph.vertices),
     )
-
-
-def _letters(names: Sequence[str]) -> dict[str, str]:
-    """Map dims to single letters, which PaSE's layers need."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    return {name: name if len(name) == 1 else next(letter for letter in letters if letter not in names) for name in names}
 
 
 def _layer(vertex: ImportedVertex, letter: Mapping[str, str]) -> Operator:
@@ -49,8 +63,10 @@ def _layer(vertex: ImportedVertex, letter: Mapping[str, str]) -> Operator:
     divided = _divided(vertex)
     match vertex.kind:
         case ImportedKind.MATMUL:
-            factors = [vertex.inputs[index].dims for index in _factors(vertex)]
-            return layer(LayerKind.EINSUM, dims, equation=_equation(letter, *factors, vertex.outputs[0].dims), divided=divided)
+            is_added_first = vertex.function in ("addmm", "baddbmm")
+            first, second = vertex.inputs[1:3] if is_added_first else vertex.inputs[:2]
+            equation = _equation(letter, first.dims, second.dims, vertex.outputs[0].dims)
+            return layer(LayerKind.EINSUM, dims, equation=equation, divided=divided)
         case ImportedKind.CONVOLUTION:
             return layer(LayerKind.EINSUM, dims, equation=_equation(letter, *_convolution(vertex)), divided=divided)
         case ImportedKind.EMBEDDING:
@@ -91,11 +107,6 @@ def _divided(vertex: ImportedVertex) -> Shape:
     return tuple(sizes.values())
 
 
-def _factors(vertex: ImportedVertex) -> tuple[int, int]:
-    """Return the indices of the two factors among the inputs; `addmm` and similar operators add the first input."""
-    return (1, 2) if vertex.function in ("addmm", "baddbmm") else (0, 1)
-
-
 def _equation(letter: Mapping[str, str], *terms: Iterable[str]) -> str:
     first, second, output = ("".join(letter[name] for name in term if name) for term in terms)
     return f"{first},{second}->{output}"
@@ -120,17 +131,3 @@ def _convolution(vertex: ImportedVertex) -> tuple[Sequence[str], Sequence[str], 
     rows = [name for name in output if name not in columns]
     of_each = ["g"] if "g" in dims else []
     return [*rows, *of_each, *inner], [*(of_each or columns), *inner], output
-
-
-def _samples(graph: ImportedGraph, layers: Sequence[Operator], edges: Iterable[PaseEdge]) -> tuple[str, ...]:
-    """Return the dim of each layer that counts samples, "" for none: the first of each input, followed through the runs."""
-    samples = [
-        next(iter(operator.dims), "") if vertex.kind is ImportedKind.INPUT else ""
-        for vertex, operator in zip(graph.vertices, layers, strict=True)
-    ]
-    for edge in sorted(edges, key=lambda edge: edge.consumer):
-        for run in edge.runs:
-            is_samples = run.producer and run.producer == samples[edge.producer] and run.consumer
-            if is_samples and not samples[edge.consumer]:
-                samples[edge.consumer] = run.consumer
-    return tuple(samples)

@@ -167,12 +167,17 @@ class PaseEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaseGraph:
-    """A graph of layers, the tensors between them, the least size of a share of a dim, and the dim of each layer that counts samples."""
+    """A graph of layers, the tensors between them, and the least size of a share of a dim.
+
+    samples   dim of each layer that counts samples; "" for none
+    names     names of the dims of each layer in its strategy
+    """
 
     graph: Graph
     edges: tuple[PaseEdge, ...]
     smallest_share: int
     samples: tuple[str, ...]
+    names: tuple[tuple[str, ...], ...]
 
     @property
     def name(self) -> str:
@@ -204,7 +209,8 @@ def graph_of(
         tensors.append(PaseEdge(producer=producer, consumer=consumer, runs=tuple(runs)))
     samples = tuple("b" if "b" in operator.dims else "" for operator in layers)
     graph = graph_of_layers(name, layers, read, batch=batch, source=source)
-    return PaseGraph(graph=graph, edges=tuple(tensors), smallest_share=smallest_share, samples=samples)
+    names = tuple(tuple(operator.dims) for operator in layers)
+    return PaseGraph(graph=graph, edges=tuple(tensors), smallest_share=smallest_share, samples=samples, names=names)
 
 
 def graph_of_layers(name: str, layers: Sequence[Operator], reads: Sequence[Sequence[Operand]], *, batch: int, source: str) -> Graph:

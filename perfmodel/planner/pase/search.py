@@ -38,8 +38,8 @@ class PaseTables:
     def strategy(self, choice: Sequence[int]) -> tuple[dict[str, int], ...]:
         """Return the parts of each dim of each layer, by the dim's name."""
         return tuple(
-            dict(zip(layer.dims, map(int, splits[index]), strict=True))
-            for layer, splits, index in zip(self.graph.layers, self.configurations, choice, strict=True)
+            dict(zip(names, map(int, splits[index]), strict=True))
+            for names, splits, index in zip(self.graph.names, self.configurations, choice, strict=True)
         )
 
     def cost_of(self, strategy: Sequence[Sequence[int]]) -> float:
@@ -141,6 +141,11 @@ class PaseRun:
     search_time: float
 
     @property
+    def strategy(self) -> tuple[dict[str, int], ...]:
+        """Parts of each dim of each layer in the best strategy."""
+        return self.tables.strategy(self.solution.choice)
+
+    @property
     def data_parallel_cost(self) -> float:
         """Cost of pure data parallelism, on `data_parallel_devices`. [FLOP]"""
         return self.tables.cost_of_choice(self.data_parallel)
@@ -148,16 +153,18 @@ class PaseRun:
     @property
     def data_parallel_devices(self) -> int:
         """Devices that data parallelism can use: there may be fewer samples than devices."""
-        return max(self._parts_of_samples())
+        return max(int(rows[index].prod()) for rows, index in zip(self.tables.configurations, self.data_parallel, strict=True))
+
+    @property
+    def gain(self) -> float:
+        """Cost of data parallelism, on the devices that it can use, over the best cost; nan where nothing costs."""
+        return self.data_parallel_cost / self.solution.cost if self.solution.cost else math.nan
 
     @property
     def times_data_parallel(self) -> float:
-        """Cost of pure data parallelism over the best cost; nan where some layer cannot split its samples among all devices."""
-        counts = [parts for parts, name in zip(self._parts_of_samples(), self.tables.graph.samples, strict=True) if name]
-        return self.data_parallel_cost / self.solution.cost if min(counts) == self.tables.num_devices else math.nan
-
-    def _parts_of_samples(self) -> list[int]:
-        return [int(rows[index].prod()) for rows, index in zip(self.tables.configurations, self.data_parallel, strict=True)]
+        """Cost of data parallelism on all devices over the best cost; nan where some layer cannot split its samples among them."""
+        layers = zip(self.tables.configurations, self.data_parallel, self.tables.graph.samples, strict=True)
+        return self.gain if all(rows[index].prod() == self.tables.num_devices for rows, index, name in layers if name) else math.nan
 
 
 def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:

@@ -9,7 +9,7 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.planner.pase.imported import pase_graph_of
+from perfmodel.planner.pase.imported import pase_graph_of, search_imported
 from perfmodel.planner.pase.layer import LayerKind, graph_of, layer
 from perfmodel.planner.pase.search import pase_tables, run_pase
 from perfmodel.workload.imported.graph import ImportedKind
@@ -37,7 +37,7 @@ def test_linear_layers_cost_what_they_cost_by_hand(num_devices):
         lambda: nn.Sequential(nn.Linear(64, 256, bias=False), nn.Linear(256, 48, bias=False), nn.Linear(48, 32)), "float32[16,64]"
     )
     by_hand = run_pase(chain(connected(16, 256, 64), connected(16, 48, 256), connected(16, 32, 48)), num_devices)
-    result = run_pase(pase_graph_of(imported), num_devices)
+    result = search_imported(imported, num_devices)
     assert result.solution.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
     if 16 % num_devices == 0:
         assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
@@ -48,7 +48,7 @@ def test_convolutions_cost_what_they_cost_by_hand(num_devices):
     imported = perfmodel.import_graph(lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3, stride=2)), "float32[16,3,34,34]")
     layers = convolved(16, 3, 32, 32), convolved(16, 32, 64, 15)
     by_hand = run_pase(chain(*layers), num_devices)
-    result = run_pase(pase_graph_of(imported), num_devices)
+    result = search_imported(imported, num_devices)
     assert result.solution.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
     assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
 
@@ -95,12 +95,11 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_network_can_be_searched(name):
     graph = perfmodel.import_graph(*NETWORKS[name])
-    one, eight = (run_pase(pase_graph_of(graph), num_devices) for num_devices in (1, 8))
+    one, eight = (search_imported(graph, num_devices) for num_devices in (1, 8))
     assert one.solution.cost == one.data_parallel_cost > 0
     assert eight.solution.cost <= min(eight.data_parallel_cost, one.solution.cost)
     assert eight.solution.is_proved
-    for vertex, split in zip(graph.vertices, eight.tables.strategy(eight.solution.choice), strict=True):
-        parts = dict(zip(vertex.dims, split.values(), strict=True))
+    for vertex, parts in zip(graph.vertices, eight.strategy, strict=True):
         assert int(np.prod(list(parts.values()))) <= 8
         assert all(vertex.dims[name] % part == 0 for name, part in parts.items())
         assert all(parts[name] == 1 for name in vertex.unsplit)
@@ -110,8 +109,8 @@ def test_any_network_can_be_searched(name):
 
 def test_data_parallelism_uses_no_more_devices_than_there_are_samples():
     graph = perfmodel.import_graph("torch.nn:Linear(64, 64)", "float32[4,64]")
-    assert run_pase(pase_graph_of(graph), 2).data_parallel_devices == 2
-    assert run_pase(pase_graph_of(graph), 16).data_parallel_devices == 4
+    assert search_imported(graph, 2).data_parallel_devices == 2
+    assert search_imported(graph, 16).data_parallel_devices == 4
 
 
 @pytest.mark.slow
@@ -119,9 +118,8 @@ def test_shared_heads_are_split_no_further_than_they_are_many(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(LLAMA.read_text(encoding="utf-8")) | {"num_hidden_layers": 4}))
     graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped('{config}')", "int64[2,128]")
-    result = run_pase(pase_graph_of(graph), 16)
-    splits = result.tables.strategy(result.solution.choice)
-    parts = [split for vertex, split in zip(graph.vertices, splits, strict=True) if vertex.kind is ImportedKind.ATTENTION]
+    result = search_imported(graph, 16)
+    parts = [split for vertex, split in zip(graph.vertices, result.strategy, strict=True) if vertex.kind is ImportedKind.ATTENTION]
     assert len(parts) == 4
     assert all(8 % split["h"] == 0 for split in parts)
     assert result.data_parallel_cost > result.solution.cost
@@ -131,4 +129,4 @@ def test_shared_heads_are_split_no_further_than_they_are_many(tmp_path):
 def test_a_bad_number_of_devices_is_one_sentence(num_devices):
     graph = perfmodel.import_graph(WithFourier, "float32[16,8]")
     with pytest.raises(InputError, match="must be a whole number of at least 1"):
-        run_pase(pase_graph_of(graph), num_devices)
+        search_imported(graph, num_devices)
