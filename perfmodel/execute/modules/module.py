@@ -229,7 +229,7 @@ class UserModule:
                 continue
             name = self.imported.tensor(value.vertex, value.output)
             tensor = self.network.tensors[name]
-            if name in self.network.producers() and self.trains(name):
+            if name in self.network.producers() and self.imported.gradient[name]:
                 if prod(run.size for position in value.view for run in position if run.dim) != tensor.num_elements:
                     rule = "is a broadcast or a part of a tensor"
                     raise bad_field("network", f"output {number + 1} of {self.network.name}", rule, "return the tensor itself")
@@ -239,18 +239,6 @@ class UserModule:
     def is_trained(self, name: str) -> bool:
         """Return whether a parameter requires a gradient."""
         return self.module.get_parameter(name.partition("[")[0]).requires_grad
-
-    def trains(self, name: str) -> bool:
-        """Return whether a tensor is floating-point and depends on a weight."""
-        vertices = self.imported.graph.vertices
-        depends: list[bool] = []
-        for vertex in vertices:
-            produced = [operand.producer for operand in vertex.inputs if operand.producer]
-            is_float = any(depends[producer] and not vertices[producer].outputs[output].is_index for producer, output in produced)
-            depends.append(is_float or any(operand.parameter for operand in vertex.inputs))
-        outputs = ((index, number) for index, vertex in enumerate(vertices) for number in range(len(vertex.outputs)))
-        index, number = next(output for output in outputs if self.imported.tensor(*output) == name)
-        return depends[index] and not vertices[index].outputs[number].is_index
 
     def loss_weight(self, name: str, seed: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Return fixed random weights: the loss is their dot product with an output. A plain mean may be independent of earlier layers."""

@@ -43,6 +43,7 @@ class ImportedNetwork:
     pieces      split dims of the graph, which are the dims of the network
     names       names of the pieces, by vertex
     sources     source of each operator, by name
+    gradient    whether each tensor is floating-point and depends on a parameter
     """
 
     network: Graph
@@ -51,6 +52,7 @@ class ImportedNetwork:
     pieces: Pieces
     names: tuple[Mapping[Piece, str], ...]
     sources: Mapping[str, OperatorSource]
+    gradient: Mapping[str, bool]
 
     def dims_of(self, vertex: int, dim: str) -> tuple[tuple[str, int], ...]:
         """Return names and sizes of the network's dims for a dim of a vertex, outermost first."""
@@ -179,13 +181,7 @@ class _Builder:
                 numbers = [0, *numbers]
             self._convert(index, numbers or [0], depends[index])
         largest = max((tensor.num_elements for tensor in self.tensors.values()), default=0)
-        network = Graph(
-            name=self.graph.name,
-            operators=tuple(self.operators),
-            tensors=self.tensors,
-            batch=batch,
-            source=self.graph.source,
-        )
+        network = Graph(name=self.graph.name, operators=tuple(self.operators), tensors=self.tensors, batch=batch, source=self.graph.source)
         return ImportedNetwork(
             network=network,
             treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)),
@@ -193,6 +189,7 @@ class _Builder:
             pieces=self.pieces,
             names=tuple(self.names),
             sources=self.sources,
+            gradient=self.gradient,
         )
 
     def _name_pieces(self, samples: set[tuple[DimKey, int]]) -> None:
