@@ -16,7 +16,7 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.planner.pase.imported import ImportedStrategy
+    from perfmodel.planner.pase.search import PaseRun
     from perfmodel.workload.imported.graph import ImportedGraph
 
 CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
@@ -60,8 +60,7 @@ def import_(
         "convention": CONVENTION,
         "import_time": took,
         "num_vertices": len(graph.vertices),
-        "num_edges": len(graph.edges),
-        **picked(graph, "flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
+        **picked(graph, "num_edges flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
         "operators": graph.totals(),
         "unrecognised": graph.unrecognised(),
         "unused_parameters": graph.unused_parameters,
@@ -71,22 +70,25 @@ def import_(
 
         with Progress("search") as progress:
             progress.share(0.0)
-            strategy = search_imported(graph, search)
-        content["search"] = strategy_object(graph, strategy)
-        blocks += strategy_blocks(graph, strategy)
+            run = search_imported(graph, search)
+        content["search"] = strategy_object(graph, run)
+        blocks += strategy_blocks(graph, run)
     if save is not None:
         blocks.append(Text(f"saved to {save}", apart=True))
     show(Document(content=lambda: content, blocks=lambda: blocks), output)
 
 
-def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[str, Any]:
+def strategy_object(graph: ImportedGraph, run: PaseRun) -> dict[str, Any]:
     return {
-        "num_devices": strategy.num_devices,
-        "cost_flops": strategy.cost,
-        "data_parallel_cost_flops": strategy.data_parallel_cost,
-        **picked(strategy, "data_parallel_devices times_data_parallel is_proved gap table_time search_time"),
+        "num_devices": run.tables.num_devices,
+        "cost_flops": run.solution.cost,
+        "data_parallel_cost_flops": run.data_parallel_cost,
+        "data_parallel_devices": run.data_parallel_devices,
+        "times_data_parallel": run.gain,
+        **picked(run.solution, "is_proved gap"),
+        **picked(run, "table_time search_time"),
         "strategy": [
-            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
+            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, run.strategy, strict=True)
         ],
     }
 
@@ -96,7 +98,7 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
 
     facts = [
         ("imported by", f"{graph.source}; took {format_time(took)}"),
-        ("graph", f"{len(graph.vertices):,} vertices, {len(graph.edges):,} edges; neighbouring elementwise operators are one vertex"),
+        ("graph", f"{len(graph.vertices):,} vertices, {graph.num_edges:,} edges; neighbouring elementwise operators are one vertex"),
         ("work", f"{graph.flops:,.0f} FLOP: {CONVENTION}"),
         ("parameters", f"{graph.num_parameters:,} ({format_bytes(graph.parameter_bytes)}); buffers {format_bytes(graph.buffer_bytes)}"),
     ]
@@ -135,27 +137,25 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
 
 
-def strategy_blocks(graph: ImportedGraph, strategy: ImportedStrategy) -> Iterator[Block]:
+def strategy_blocks(graph: ImportedGraph, run: PaseRun) -> Iterator[Block]:
     from collections import Counter
 
     from perfmodel.foundation.units import format_time
 
     counted: Counter[tuple[str, str, str]] = Counter()
-    for vertex, parts in zip(graph.vertices, strategy.parts, strict=True):
+    for vertex, parts in zip(graph.vertices, run.strategy, strict=True):
         if vertex.flops or vertex.kind in ("embedding", "cross-entropy"):
             sizes = " ".join(f"{name}={size}" for name, size in vertex.dims.items())
             cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
             counted[str(vertex.kind), sizes, cut or "whole"] += 1
-    gain = f"{strategy.times_data_parallel:.3g} times less than data parallelism" if strategy.cost else "nothing that costs"
-    if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
-        gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
-    proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
+    gain = f"{run.gain:.3g} times less than data parallelism" if run.solution.cost else "nothing that costs"
+    if run.solution.cost and run.data_parallel_devices < run.tables.num_devices:
+        gain += f" on {run.data_parallel_devices} of them (it has no more samples)"
+    proof = "proved best" if run.solution.is_proved else f"within {run.solution.gap:.2%} of the best"
     yield Text(
-        f"Best split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
-        f"{gain}, {proof}; "
-        f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}",
+        f"Best split on {run.tables.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
+        f"{gain}, {proof}; tables {format_time(run.table_time)}, search {format_time(run.search_time)}",
         apart=True,
     )
-    headers = ("operators", "number", "dims", "parts")
     rows = tuple((kind, f"{number:,}", sizes, cut) for (kind, sizes, cut), number in counted.items())
-    yield Table(title="", headers=headers, rows=rows, right=("number",))
+    yield Table(title="", headers=("operators", "number", "dims", "parts"), rows=rows, right=("number",))

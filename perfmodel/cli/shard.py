@@ -283,9 +283,9 @@ def _by_pase_cost(network: str, built: NetworkWords, chips: Any, others: Mapping
         from perfmodel.verbs.importing import import_graph
 
         graph = import_graph(network, list(built.inputs or ()))
-        strategy = search_imported(graph, num_devices)
-        content = {"network": graph.name, **strategy_object(graph, strategy)}
-        show(Document(content=lambda: content, blocks=lambda: strategy_blocks(graph, strategy)), output)
+        searched = search_imported(graph, num_devices)
+        content = {"network": graph.name, **strategy_object(graph, searched)}
+        show(Document(content=lambda: content, blocks=lambda: strategy_blocks(graph, searched)), output)
         return
     from perfmodel.planner.pase.graph import load_pase_graph
     from perfmodel.planner.pase.search import run_pase

@@ -59,10 +59,11 @@ def test_inputs_may_be_given_one_by_one(nets, call):
 def test_the_graph_is_saved(call, tmp_path):
     assert call(*LINEAR, "--save", tmp_path / "graph.json")[0] == 0
     graph = json.loads((tmp_path / "graph.json").read_text())
-    assert graph["schema_version"] == 1
+    assert graph["schema_version"] == 2
     assert graph["vertices"][1]["dims"] == {"b": 4, "n": 16, "c": 8}
     link = {"producer": "b", "producer_inner": 1, "consumer": "c", "consumer_inner": 1, "size": 8, "positions": [1]}
-    assert graph["edges"][0]["links"][1] == link
+    read = graph["vertices"][1]["inputs"][0]
+    assert (read["producer"], read["links"][1]) == ([0, 0], link)
 
 
 def test_the_best_split_is_shown_with_data_parallelism(call, call_json):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.execute.importer.attention_mask import Masks
-from perfmodel.execute.importer.exported_module import ExportedModule, ExportedValue, VertexCalls, arguments_of, torch_flops
+from perfmodel.execute.importer.exported_module import (
+    ExportedModule,
+    ExportedValue,
+    VertexCalls,
+    arguments_of,
+    operator_name,
+    torch_flops,
+)
 from perfmodel.execute.importer.node_views import node_view
 from perfmodel.execute.importer.value_sizes import EVEN_SHARE
 from perfmodel.execute.local import num_bytes, tensors_in
@@ -24,7 +31,6 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
     DimLink,
-    ImportedEdge,
     ImportedGraph,
     ImportedKind,
     ImportedOperand,
@@ -33,7 +39,7 @@ from perfmodel.workload.imported.graph import (
     SeenKeys,
     Shape,
 )
-from perfmodel.workload.imported.iteration_space import Call, IterationSpace
+from perfmodel.workload.imported.iteration_space import Call, IterationSpace, sizes_of
 from perfmodel.workload.imported.views import Position, expanded, identity_view, lost, reshaped
 
 if TYPE_CHECKING:
@@ -54,31 +60,21 @@ def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMo
     return ExportedModule(
         graph=replace(graph, source=graph.source + shares),
         program=program,
-        calls=tuple(VertexCalls(nodes=tuple(draft.nodes), reads=tuple(draft.reads)) for draft in reader.drafts),
+        calls=tuple(reader.calls),
         outputs=tuple(reader.values[node][0] if node in reader.values else None for node in outputs),
         canonical=reader.canonical,
         num_shares=num_shares,
     )
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A vertex and its incoming edges, before further operators are fused into it."""
-
-    vertex: ImportedVertex
-    edges: list[ImportedEdge] = field(default_factory=list)
-    nodes: list[tuple[Node, Mapping[Node, int]]] = field(default_factory=list)
-    reads: list[ExportedValue] = field(default_factory=list)
-
-
 class _Reader:
-    """Reader that walks the nodes once. `values`: one value per output of each node."""
+    """Reader that walks the nodes once. `values`: one value per output of each node; `calls`: nodes of each vertex."""
 
     def __init__(self, module: nn.Module, program: ExportedProgram, mode: FakeTensorMode) -> None:
         self.program, self.mode, self.masks = program, mode, Masks()
-        self.drafts: list[_Draft] = []
+        self.vertices: list[ImportedVertex] = []
+        self.calls: list[VertexCalls] = []
         self.values: dict[Any, list[ExportedValue]] = {}
-        self.num_readers: dict[Any, int] = {}
         first_name: dict[int, str] = {}
         self.canonical = {path: first_name.setdefault(id(tensor), path) for path, tensor in module.named_parameters(remove_duplicate=False)}
         self.parameters = tuple(
@@ -104,26 +100,15 @@ class _Reader:
                 self.values[node] = [ExportedValue(view=lost(shape), stored=node)]
             else:
                 names = tuple(chr(ord("a") + index) for index in range(len(shape)))
-                operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
-                vertex = ImportedVertex(
-                    name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)),
-                    inputs=(), outputs=(operand,), flops=0.0, activation_bytes=0.0,
-                )  # fmt: skip
-                self._add(node, vertex, [], {}, [])
+                space = IterationSpace(kind=ImportedKind.INPUT, dims=sizes_of(names, shape), reads={}, writes=(names,), is_view=True)
+                self._vertex(node, "input", space, {}, [value])
         return ImportedGraph(
             name=name,
             source=f"torch {torch.__version__}, torch.export under fake tensors, one forward pass",
-            vertices=tuple(draft.vertex for draft in self.drafts),
-            edges=tuple(edge for draft in self.drafts for edge in draft.edges),
+            vertices=tuple(self.vertices),
             parameters=self.parameters,
             buffer_bytes=self.buffer_bytes,
         )
-
-    def _add(
-        self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge], bound: Mapping[Node, int], reads: list[ExportedValue]
-    ) -> None:
-        self.drafts.append(_Draft(vertex=vertex, edges=edges, nodes=[(node, bound)], reads=reads))
-        self.values[node] = _output_values(vertex, len(self.drafts) - 1)
 
     def _call(self, node: Node) -> None:
         target = node.target
@@ -169,7 +154,7 @@ class _Reader:
                 stored.seen(node, name, _part(stored.view, axis, _shape(result)), number) for number, result in enumerate(results)
             ]
             return
-        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), arguments=arguments, views=views)
+        self._vertex(node, str(target), space, sources, results, arguments=arguments, views=views)
         if name.endswith("_") and "self" in sources:
             self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
 
@@ -204,15 +189,13 @@ class _Reader:
 
     def _inputs(
         self,
-        space: IterationSpace | None,
+        space: IterationSpace,
         sources: Mapping[str, Any],
-        consumer: int,
         *,
         first: int = 0,
         views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
-    ) -> tuple[list[ImportedOperand], list[ImportedEdge], dict[Node, int], list[ExportedValue]]:
+    ) -> tuple[list[ImportedOperand], dict[Node, int], list[ExportedValue]]:
         operands: list[ImportedOperand] = []
-        edges: list[ImportedEdge] = []
         bound: dict[Node, int] = {}
         reads: list[ExportedValue] = []
         for key, source in sources.items():
@@ -220,7 +203,8 @@ class _Reader:
             for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
-                dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
+                dims = operand_dims(space, key, shape)
+                produced = () if value.vertex is None else self.vertices[value.vertex].outputs[value.output].dims
                 bound[source] = first + len(operands)
                 reads.append(replace(value, view=view))
                 operands.append(
@@ -228,22 +212,13 @@ class _Reader:
                         shape=shape,
                         itemsize=tensor.element_size(),
                         dims=dims,
+                        producer=() if value.vertex is None else (value.vertex, value.output),
                         parameter=value.parameter,
                         is_index=_is_index(tensor),
-                        links=_links(view, dims, ()) if value.parameter else (),
+                        links=_links(view, dims, produced) if value.parameter or value.vertex is not None else (),
                     )
                 )
-                if value.vertex is not None:
-                    edges.append(
-                        ImportedEdge(
-                            producer=value.vertex,
-                            output=value.output,
-                            consumer=consumer,
-                            input=first + len(operands) - 1,
-                            links=_links(view, dims, self.drafts[value.vertex].vertex.outputs[value.output].dims),
-                        )
-                    )
-        return operands, edges, bound, reads
+        return operands, bound, reads
 
     def _vertex(
         self,
@@ -253,11 +228,11 @@ class _Reader:
         sources: Mapping[str, Any],
         results: Sequence[torch.Tensor],
         *,
-        is_in_place: bool,
-        arguments: Mapping[str, Any],
-        views: Mapping[str, tuple[Position, ...]],
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
     ) -> None:
         """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's, as does then the output's."""
+        is_in_place = operator_name(node).endswith("_") and space.kind is not ImportedKind.UNRECOGNISED
         written = 0.0 if space.is_view or is_in_place else num_bytes(results)
         outputs = tuple(
             ImportedOperand(
@@ -270,7 +245,7 @@ class _Reader:
         )
         if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
             return
-        operands, edges, bound, reads = self._inputs(space, sources, len(self.drafts), views=views)
+        operands, bound, reads = self._inputs(space, sources, views=views)
         seen = SeenKeys()
         if space.kind is ImportedKind.SOFTMAX:
             seen = self.masks.under(node)
@@ -290,7 +265,9 @@ class _Reader:
             unsplit=space.unsplit,
             seen=seen,
         )
-        self._add(node, vertex, edges, bound, reads)
+        self.vertices.append(vertex)
+        self.calls.append(VertexCalls(nodes=((node, bound),), reads=tuple(reads)))
+        self.values[node] = _output_values(vertex, len(self.vertices) - 1)
         if views:
             output = self.values[node][0]
             self.values[node] = [output.seen(node, "reshape", reshaped(output.view, _shape(results[0])))]
@@ -305,10 +282,10 @@ class _Reader:
         written: float,
     ) -> bool:
         """Fuse an elementwise operator into the elementwise vertex before it if that vertex has no other reader."""
-        last = len(self.drafts) - 1
-        if not self.drafts or self.drafts[last].vertex.kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
+        last = len(self.vertices) - 1
+        if not self.vertices or self.vertices[last].kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
             return False
-        chain = self.drafts[last].vertex
+        chain, calls = self.vertices[last], self.calls[last]
         inner = {
             key: source
             for key, source in sources.items()
@@ -319,15 +296,14 @@ class _Reader:
         if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
             return False
         others = {key: source for key, source in sources.items() if key not in inner}
-        operands, edges, bound, reads = self._inputs(space, others, last, first=len(chain.inputs))
-        if any(edge.producer >= last for edge in edges):
+        operands, bound, reads = self._inputs(space, others, first=len(chain.inputs))
+        if any(operand.producer and operand.producer[0] >= last for operand in operands):
             return False
-        joined = ImportedVertex(
+        joined = replace(
+            chain,
             name=node.name,
             operator=target,
             module=_module_path(node),
-            kind=chain.kind,
-            dims=chain.dims,
             inputs=(*chain.inputs, *operands),
             outputs=outputs,
             flops=chain.flops + space.flops,
@@ -335,10 +311,8 @@ class _Reader:
             chain=chain.chain + 1,
             joined=(*chain.joined, chain.operator),
         )
-        draft = self.drafts[last]
-        self.drafts[last] = _Draft(
-            vertex=joined, edges=[*draft.edges, *edges], nodes=[*draft.nodes, (node, bound)], reads=[*draft.reads, *reads]
-        )
+        self.vertices[last] = joined
+        self.calls[last] = VertexCalls(nodes=(*calls.nodes, (node, bound)), reads=(*calls.reads, *reads))
         self.values[node] = _output_values(joined, last)
         return True
 
@@ -346,23 +320,9 @@ class _Reader:
         """Add an unrecognised operator: no dims, so every chip computes it in full. Its work is torch's FLOP count."""
         if sources is None:
             sources = {str(index): source for index, source in enumerate(node.all_input_nodes)}
-        operands, edges, bound, reads = self._inputs(None, sources, len(self.drafts))
-        outputs = tuple(
-            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
-            for result in results
-        )
-        vertex = ImportedVertex(
-            name=node.name,
-            operator=target,
-            module=_module_path(node),
-            kind=ImportedKind.UNRECOGNISED,
-            dims={},
-            inputs=tuple(operands),
-            outputs=outputs,
-            flops=torch_flops(node, self.mode),
-            activation_bytes=num_bytes(results),
-        )
-        self._add(node, vertex, edges, bound, reads)
+        writes = tuple(("",) * result.ndim for result in results)
+        space = IterationSpace(kind=ImportedKind.UNRECOGNISED, dims={}, reads={}, writes=writes, flops=torch_flops(node, self.mode))
+        self._vertex(node, target, space, sources, results)
 
 
 def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:

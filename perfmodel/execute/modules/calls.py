@@ -70,15 +70,16 @@ class ModuleOperator:
     places: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        index, added = self.source.vertex, self.module.added(self.source.vertex)
+        added = self.module.added(self.source.vertex)
         if self.source.computed is Computed.BIAS:
             self.places = {added: 1} if len(self.operator.inputs) > 1 else {}
             return
         tensors = [operand.tensor for operand in self.operator.inputs]
-        for number in range(len(self.vertex.inputs)):
+        pieces = self.module.imported.pieces
+        for number, operand in enumerate(self.vertex.inputs):
             position = len(self.places)
             without = self.source.computed is Computed.PRODUCT and number == added
-            if not without and position < len(tensors) and self.module.read_tensor(index, number) == tensors[position]:
+            if not without and position < len(tensors) and pieces.tensor_read(operand) == tensors[position]:
                 self.places[number] = position
         if len(self.places) < len(tensors):
             raise InputError(f"operator {self.operator.name}: reads {', '.join(tensors)}: not as the module does; import it again")
@@ -137,7 +138,7 @@ class ModuleOperator:
             position = self.places[number]
             held = self.operator.inputs[position].dims
             tensor = viewed(
-                inputs[position], value, self.module.grouping_of_input(index, number), is_part=operand.parameter != value.parameter
+                inputs[position], value, self.module.imported.pieces.of_input(operand), is_part=operand.parameter != value.parameter
             )
         else:
             tensor = self.module.stored(value)

@@ -101,20 +101,6 @@ class UserModule:
     def grouping(self, vertex: int, output: int) -> Grouping:
         return self.imported.pieces.of_output(vertex, output)
 
-    def grouping_of_input(self, vertex: int, number: int) -> Grouping:
-        operand, value = self.imported.graph.vertices[vertex].inputs[number], self.exported.calls[vertex].reads[number]
-        if operand.parameter in self.imported.shapes:
-            return self.imported.pieces.of_parameter(operand.parameter, len(self.imported.shapes[operand.parameter]))
-        assert value.vertex is not None
-        return self.grouping(value.vertex, value.output)
-
-    def read_tensor(self, vertex: int, number: int) -> str:
-        """Return the network's tensor that a vertex reads as input `number`; "" for a buffer."""
-        operand, value = self.imported.graph.vertices[vertex].inputs[number], self.exported.calls[vertex].reads[number]
-        if operand.parameter in self.imported.shapes:
-            return operand.parameter
-        return "" if value.vertex is None else self.imported.tensor(value.vertex, value.output)
-
     def further_outputs(self, vertex: int) -> Iterator[int]:
         for number in range(1, len(self.imported.graph.vertices[vertex].outputs)):
             if self.imported.tensor(vertex, number) in self.network.tensors:
@@ -139,7 +125,7 @@ class UserModule:
         """Yield the parameters (or parts of one) that operators read, in the order of the operators."""
         for vertex, calls in zip(self.imported.graph.vertices, self.exported.calls, strict=True):
             for operand, value in zip(vertex.inputs, calls.reads, strict=True):
-                if operand.parameter in self.imported.shapes:
+                if operand.parameter:
                     yield operand.parameter, value
 
     def _read_part(self, tensor: torch.Tensor, name: str, value: ExportedValue) -> torch.Tensor:
@@ -174,16 +160,15 @@ class UserModule:
         graph = self.imported.graph
         reached = {index for index, vertex in enumerate(graph.vertices) if vertex.outputs and self.imported.tensor(index, 0) == name}
         limits: list[int] = []
-        for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
-            if edge.producer not in reached:
-                continue
-            vertex = graph.vertices[edge.consumer]
-            if "v" in vertex.dims and vertex.kind in (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY):
-                limits.append(vertex.dims["v"])
-            elif (vertex.function == "gather" and edge.input == 1) or (vertex.function == "index" and edge.input > 0):
-                limits.append(min(vertex.inputs[0].shape))
-            elif vertex.outputs and vertex.outputs[0].is_index:
-                reached.add(edge.consumer)
+        for index, vertex in enumerate(graph.vertices):
+            numbers = [number for number, operand in enumerate(vertex.inputs) if operand.producer and operand.producer[0] in reached]
+            for number in numbers:
+                if "v" in vertex.dims and vertex.kind in (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY):
+                    limits.append(vertex.dims["v"])
+                elif (vertex.function == "gather" and number == 1) or (vertex.function == "index" and number > 0):
+                    limits.append(min(vertex.inputs[0].shape))
+                elif vertex.outputs and vertex.outputs[0].is_index:
+                    reached.add(index)
         limit = min(limits, default=0)
         return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
 
@@ -244,7 +229,7 @@ class UserModule:
                 continue
             name = self.imported.tensor(value.vertex, value.output)
             tensor = self.network.tensors[name]
-            if name in self.network.producers() and self.trains(name):
+            if name in self.network.producers() and self.imported.gradient[name]:
                 if prod(run.size for position in value.view for run in position if run.dim) != tensor.num_elements:
                     rule = "is a broadcast or a part of a tensor"
                     raise bad_field("network", f"output {number + 1} of {self.network.name}", rule, "return the tensor itself")
@@ -254,16 +239,6 @@ class UserModule:
     def is_trained(self, name: str) -> bool:
         """Return whether a parameter requires a gradient."""
         return self.module.get_parameter(name.partition("[")[0]).requires_grad
-
-    def trains(self, name: str) -> bool:
-        """Return whether a tensor is floating-point and depends on a weight."""
-        vertices, edges = self.imported.graph.vertices, self.imported.graph.edges
-        depends = [any(operand.parameter for operand in vertex.inputs) for vertex in vertices]
-        for edge in sorted(edges, key=lambda edge: edge.consumer):
-            depends[edge.consumer] |= depends[edge.producer] and not vertices[edge.producer].outputs[edge.output].is_index
-        outputs = ((index, number) for index, vertex in enumerate(vertices) for number in range(len(vertex.outputs)))
-        index, number = next(output for output in outputs if self.imported.tensor(*output) == name)
-        return depends[index] and not vertices[index].outputs[number].is_index
 
     def loss_weight(self, name: str, seed: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Return fixed random weights: the loss is their dot product with an output. A plain mean may be independent of earlier layers."""

@@ -185,5 +185,5 @@ class ParallelModule(nn.Module):
             shape, layout = user.network.tensors[name].shape, self._layouts[name]
             purpose = Purpose(Pass.FORWARD, name, self._operator[name], "check")
             full = Redistribution(layout, Layout(cuts=((),) * len(shape)), shape, self._mesh, purpose)(tensor.detach())
-            tensors[name] = full.reshape(user.imported.shapes[name])
+            tensors[name] = full.reshape(user.imported.pieces.parameters[name])
         return tensors

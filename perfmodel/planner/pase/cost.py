@@ -13,14 +13,15 @@ Source: Elango, PaSE, IPDPS 2021, section III, and its released code (github.com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.planner.pase.layer import FLAT, LayerKind, Shape, names_of, shape_of, terms_of, text_of
-from perfmodel.workload.graph import Operand, Operator
+from perfmodel.planner.pase.layer import ALL_DIMS, LayerKind, Shape, layer, names_of, shape_of, terms_of, text_of
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.imported.graph import DimLink
 
 Array = NDArray[np.float64]
 Splits = NDArray[np.int64]
@@ -111,8 +112,20 @@ def _einsum(at: SplitLayer) -> Array:
         batch="".join(name for name in output if name in first and name in second),
         rows="".join(name for name in output if name in first and name not in second),
         columns="".join(name for name in output if name in second and name not in first),
-        inner="".join(name for name in at.names if name not in output),
+        inner="".join(name for name in at.names if name not in output and (name in first or name in second)),
     )
+
+
+def _attention(at: SplitLayer) -> Array:
+    """Return the cost of queries times keys, of the softmax over the keys, and of the scores times values, for each entry of b and h."""
+    *leads, s, d, z, e = at.layer.dims
+    heads = "".join(leads)
+    names = heads + s + z
+    softmax = layer(LayerKind.SOFTMAX, {name: at.layer.dims[name] for name in names}, axes=z)
+    scores = replace(at, layer=softmax, splits=at.splits[:, [at.names.index(name) for name in names]])
+    by_keys = _matmul(at, batch=heads, rows=s, columns=z, inner=d)
+    by_values = _matmul(at, batch=heads, rows=s, columns=e, inner=z)
+    return by_keys + _softmax(scores) + by_values
 
 
 #: Gates of an LSTM's cell, and the two vectors (input and hidden state) that it multiplies.
@@ -155,10 +168,10 @@ def _softmax(at: SplitLayer) -> Array:
 
 
 def _cross_entropy(at: SplitLayer) -> Array:
-    """Return 4 P + 2 b + [c_last > 1] 2 r b, b = P / x_last."""
-    names = at.names
-    P, b = at.share(names), at.share(names[:-1])
-    return _SOFTMAX_OPERATIONS * P + 2 * b + (at.parts(names[-1]) > 1) * 2 * at.word_flops * b
+    """Return 4 P + 2 b + [c_v > 1] 2 r b, b = P / x_v, where v is the axis, or the last dim."""
+    v = at.axes or at.names[-1]
+    P, b = at.share(at.names), at.share(at.names.replace(v, ""))
+    return _SOFTMAX_OPERATIONS * P + 2 * b + (at.parts(v) > 1) * 2 * at.word_flops * b
 
 
 def _elementwise(at: SplitLayer) -> Array:
@@ -179,6 +192,7 @@ COSTS: Mapping[str, Callable[[SplitLayer], Array]] = {
     LayerKind.CONVOLUTION: _convolution,
     LayerKind.FULLY_CONNECTED: _fully_connected,
     LayerKind.EINSUM: _einsum,
+    LayerKind.ATTENTION: _attention,
     LayerKind.LSTM: _lstm,
     LayerKind.POOLING: _pooling,
     LayerKind.NORM: _norm,
@@ -199,23 +213,40 @@ def layer_cost(layer: Operator, splits: Splits, *, word_flops: float) -> Array:
     return COSTS[layer.kind](SplitLayer(layer=layer, splits=splits, word_flops=word_flops))
 
 
-def edge_cost(producer: Operator, produced: Splits, consumer: Operator, consumed: Splits, read: Operand, *, word_flops: float) -> Array:
-    """Return t_x between each configuration of a producer and of a consumer with the operand `read`. [FLOP]
+def edge_cost(
+    runs: Sequence[DimLink], producer: Operator, produced: Splits, consumer: Operator, consumed: Splits, *, word_flops: float
+) -> Array:
+    """Return t_x between each configuration of a producer and of a consumer of a tensor with these runs. [FLOP]
 
-    It is 2 r times the missing words: forward and backward.
+    It is 2 r times the missing words: forward and backward. A reshape costs nothing where the parts of both sides agree.
     """
-    a, b = _tensor_splits(produced, producer, producer.output), _tensor_splits(consumed, consumer, read)
+    if not runs:
+        return np.zeros((len(produced), len(consumed)))
+    a = _parts_of_runs([(run.producer, run.producer_inner, run.size) for run in runs], produced, producer)
+    b = _parts_of_runs([(run.consumer, run.consumer_inner, run.size) for run in runs], consumed, consumer)
     # Many configurations split the tensor alike; the words are counted once per distinct pair.
     (a, of_a), (b, of_b) = (np.unique(splits, axis=0, return_inverse=True) for splits in (a, b))
-    words = 2 * word_flops * missing_words(shape_of(producer, "writes"), a[:, None, :], b[None, :, :])
+    words = 2 * word_flops * missing_words(tuple(run.size for run in runs), a[:, None, :], b[None, :, :])
     return words[of_a.ravel()[:, None], of_b.ravel()]
 
 
-def _tensor_splits(splits: Splits, layer: Operator, operand: Operand) -> Splits:
-    if operand.dims == FLAT:
-        return np.prod(splits, axis=1, keepdims=True)
+def _parts_of_runs(runs: Sequence[tuple[str, int, int]], splits: Splits, layer: Operator) -> Splits:
+    """Return the number of parts of each run (dim, stride, size). A dim is split from outside: its outermost run first, the remaining parts
+    on the next one."""
     names = names_of(layer)
-    return splits[:, [names.index(dim) for dim in operand.dims]]
+    parts = np.ones((len(splits), len(runs)), dtype=np.int64)
+    for dim in {dim for dim, _, _ in runs if dim}:
+        left = splits.prod(axis=1) if dim == ALL_DIMS else splits[:, names.index(dim)].copy()
+        columns = [column for column, run in enumerate(runs) if run[0] == dim]
+        columns.sort(key=lambda column: -runs[column][1])
+        if len(columns) == 1:
+            parts[:, columns[0]] = left  # also where one side has fewer entries: a window, a stride
+            continue
+        for column in columns:
+            run_parts = np.gcd(left, runs[column][2])
+            parts[:, column] = run_parts
+            left //= run_parts
+    return parts
 
 
 def missing_words(shape: Shape, produced: Splits, needed: Splits) -> Array:

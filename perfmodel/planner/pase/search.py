@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.planner.pase.cost import Splits, edge_cost, flops_per_word, layer_cost
-from perfmodel.planner.pase.layer import LayerKind, PaseGraph, likeness
+from perfmodel.planner.pase.layer import LayerKind, PaseGraph, likeness, shape_of
 from perfmodel.search import Solution, eliminate
 from perfmodel.workload.graph import Operator
 
@@ -38,8 +38,8 @@ class PaseTables:
     def strategy(self, choice: Sequence[int]) -> tuple[dict[str, int], ...]:
         """Return the parts of each dim of each layer, by the dim's name."""
         return tuple(
-            dict(zip(layer.dims, map(int, splits[index]), strict=True))
-            for layer, splits, index in zip(self.graph.layers, self.configurations, choice, strict=True)
+            dict(zip(names, map(int, splits[index]), strict=True))
+            for names, splits, index in zip(self.graph.names, self.configurations, choice, strict=True)
         )
 
     def cost_of(self, strategy: Sequence[Sequence[int]]) -> float:
@@ -50,25 +50,35 @@ class PaseTables:
             if len(rows) == 0:
                 raise bad_field(f"strategy[{index}]", tuple(wanted), "is not among the layer's configurations", "use one of them")
             choice.append(int(rows[0]))
+        return self.cost_of_choice(choice)
+
+    def cost_of_choice(self, choice: Sequence[int]) -> float:
+        """Return F of the configurations with these numbers. [FLOP]"""
         total = sum(float(cost[label]) for cost, label in zip(self.vertex_costs, choice, strict=True))
         return total + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
 
+    def data_parallel(self) -> list[int]:
+        """Return the configuration of each layer that splits only the samples, into the largest possible number of parts."""
+        chosen = []
+        for layer, rows, samples in zip(self.graph.layers, self.configurations, self.graph.samples, strict=True):
+            others = [index for index, name in enumerate(layer.dims) if name != samples]
+            only = np.flatnonzero((rows[:, others] == 1).all(axis=1))
+            best = np.argmax(rows[only, list(layer.dims).index(samples)]) if samples else 0
+            chosen.append(int(only[best]))
+        return chosen
 
-#: Dims that are not split, and kinds whose splits must be contiguous.
-_UNSPLIT: Mapping[str, str] = {LayerKind.CONVOLUTION: "hw", LayerKind.LSTM: "s"}
+
+#: Kinds whose splits must be contiguous.
 _FLATTENS = (LayerKind.RAVEL, LayerKind.UNRAVEL)
 
 
 def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: int) -> Splits:
     """Return C(v): one row per configuration, in lexicographic order."""
-    unsplit = _UNSPLIT.get(layer.kind, "")
     rows: Splits = np.ones((1, 0), dtype=np.int64)
     used: Splits = np.ones(1, dtype=np.int64)
-    for name, size in layer.dims.items():
-        parts = [1]
-        if name not in unsplit:
-            most = min(num_devices, size // smallest_share)
-            parts = [part for part in range(1, most + 1) if size % part == 0] or [1]
+    for size in shape_of(layer, "divided"):
+        most = min(num_devices, size // smallest_share)
+        parts = [part for part in range(1, most + 1) if size % part == 0] or [1]
         total = used[:, None] * np.array(parts)
         row, column = np.nonzero(total <= num_devices)
         rows = np.concatenate([rows[row], np.array(parts)[column, None]], axis=1)
@@ -96,12 +106,12 @@ def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops
             spaces[kind] = splits, layer_cost(layer, splits, word_flops=word_flops)
     matrices: dict[object, Array] = {}
     edges = []
-    for u, v in graph.edges:
-        producer, consumer = graph.layers[u], graph.layers[v]
-        read = next(operand for operand in consumer.inputs if operand.tensor == producer.output.tensor)
-        key = (kinds[u], kinds[v], read.dims)
+    for edge in graph.edges:
+        u, v = edge.producer, edge.consumer
+        key = (kinds[u], kinds[v], edge.runs)
         if key not in matrices:
-            matrices[key] = edge_cost(producer, spaces[kinds[u]][0], consumer, spaces[kinds[v]][0], read, word_flops=word_flops)
+            (produced, _), (consumed, _) = spaces[kinds[u]], spaces[kinds[v]]
+            matrices[key] = edge_cost(edge.runs, graph.layers[u], produced, graph.layers[v], consumed, word_flops=word_flops)
         edges.append((u, v, matrices[key]))
     return PaseTables(
         graph=graph,
@@ -119,21 +129,42 @@ def pase_search(tables: PaseTables) -> Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaseRun:
-    """One search of PaSE's space: its result, and the CPU time of the tables and of the search. [s]"""
+    """One search of PaSE's space: its result, and the CPU time of the tables and of the search. [s]
+
+    data_parallel   configuration of each layer under pure data parallelism
+    """
 
     tables: PaseTables
     solution: Solution
+    data_parallel: Sequence[int]
     table_time: float
     search_time: float
 
     @property
+    def strategy(self) -> tuple[dict[str, int], ...]:
+        """Parts of each dim of each layer in the best strategy."""
+        return self.tables.strategy(self.solution.choice)
+
+    @property
+    def data_parallel_cost(self) -> float:
+        """Cost of pure data parallelism, on `data_parallel_devices`. [FLOP]"""
+        return self.tables.cost_of_choice(self.data_parallel)
+
+    @property
+    def data_parallel_devices(self) -> int:
+        """Devices that data parallelism can use: there may be fewer samples than devices."""
+        return max(int(rows[index].prod()) for rows, index in zip(self.tables.configurations, self.data_parallel, strict=True))
+
+    @property
+    def gain(self) -> float:
+        """Cost of data parallelism, on the devices that it can use, over the best cost; nan where nothing costs."""
+        return self.data_parallel_cost / self.solution.cost if self.solution.cost else math.nan
+
+    @property
     def times_data_parallel(self) -> float:
-        """Cost of pure data parallelism over the best cost; nan where the space lacks data parallelism."""
-        strategy = [[self.tables.num_devices if name == "b" else 1 for name in layer.dims] for layer in self.tables.graph.layers]
-        try:
-            return self.tables.cost_of(strategy) / self.solution.cost
-        except InputError:
-            return math.nan
+        """Cost of data parallelism on all devices over the best cost; nan where some layer cannot split its samples among them."""
+        layers = zip(self.tables.configurations, self.data_parallel, self.tables.graph.samples, strict=True)
+        return self.gain if all(rows[index].prod() == self.tables.num_devices for rows, index, name in layers if name) else math.nan
 
 
 def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:
@@ -142,4 +173,7 @@ def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:
     tables = pase_tables(graph, num_devices)
     middle = time.process_time()
     solution = pase_search(tables)
-    return PaseRun(tables=tables, solution=solution, table_time=middle - start, search_time=time.process_time() - middle)
+    search_time = time.process_time() - middle
+    return PaseRun(
+        tables=tables, solution=solution, data_parallel=tables.data_parallel(), table_time=middle - start, search_time=search_time
+    )

@@ -35,11 +35,13 @@ _NO_DECODER = (
 
 def is_saved_graph(data: Mapping[str, Any]) -> bool:
     """Return whether a file was written by `perfmodel import --save`."""
-    return {"schema_version", "vertices", "edges", "parameters"} <= set(data)
+    return {"schema_version", "vertices", "parameters"} <= set(data)
 
 
 def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
-    """Return the graph that `graph_to_dict` wrote. Raises InputError."""
+    """Return the graph that `graph_to_dict` wrote, also in version 1 of its form. Raises InputError."""
+    if data.get("schema_version") == 1:
+        data = _without_edges(data, where)
     if data.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version={shown(data.get('schema_version'))}: must be {SCHEMA_VERSION}; import the module again")
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
@@ -48,6 +50,18 @@ def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
     from perfmodel.foundation.schema import checked_record
 
     return checked_record(ImportedGraph, plain, where=where)
+
+
+def _without_edges(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the data of a file of version 1 in the present form: each edge in the input that it leads to."""
+    try:
+        vertices = [{**vertex, "inputs": [dict(operand) for operand in vertex["inputs"]]} for vertex in data["vertices"]]
+        for edge in data["edges"]:
+            operand = vertices[edge["consumer"]]["inputs"][edge["input"]]
+            operand |= {"producer": [edge["producer"], edge["output"]], "links": edge["links"]}
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise InputError(f"{where}: edges: must lead to inputs of vertices; import the module again") from None
+    return {**{name: value for name, value in data.items() if name != "edges"}, "vertices": vertices, "schema_version": SCHEMA_VERSION}
 
 
 def _with_unit(data: Any, name: str) -> Any:

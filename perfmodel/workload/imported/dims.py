@@ -8,12 +8,11 @@ its reader then needs the run unsharded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
-from perfmodel.workload.imported.graph import DimLink, ImportedGraph, ImportedKind, ImportedVertex
+from perfmodel.workload.imported.graph import DimLink, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex, Shape
 
 #: Key of a dim: of a vertex ("vertex", index, dim), of an output position without a dim ("output", vertex, output, position) or of a
 #: parameter ("parameter", name, position).
@@ -47,10 +46,24 @@ class Pieces:
 
     graph: ImportedGraph
     plain: frozenset[int] = frozenset()
+    parameters: dict[str, Shape] = field(init=False)
     sizes: dict[DimKey, int] = field(default_factory=dict)
     cuts: dict[DimKey, list[int]] = field(default_factory=dict)
     links: dict[tuple[int, int], list[_Link]] = field(default_factory=dict)  # by (vertex, input)
     _at: dict[DimKey, list[_Link]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.parameters = {parameter.name: parameter.shape for parameter in self.graph.parameters}
+
+    def tensor(self, vertex: int, output: int) -> str:
+        """Return the tensor name of an output of a vertex; it differs from all parameter names."""
+        producer = self.graph.vertices[vertex]
+        name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
+        return f"{name}.out" if name in self.parameters else name
+
+    def tensor_read(self, operand: ImportedOperand) -> str:
+        """Return the name of the tensor that an input views; "" for a buffer."""
+        return self.tensor(*operand.producer) if operand.producer else operand.parameter
 
     def of(self, key: DimKey, inner: int = 1, size: int = 0) -> tuple[Piece, ...]:
         """Return the pieces of a run of a dim, outermost first; without a size, of the full dim."""
@@ -65,9 +78,15 @@ class Pieces:
             for position, size in enumerate(self.graph.vertices[vertex].outputs[output].shape)
         ]
 
-    def of_parameter(self, name: str, rank: int) -> list[tuple[Piece | None, ...]]:
-        keys: list[DimKey] = [("parameter", name, position) for position in range(rank)]
+    def of_parameter(self, name: str) -> list[tuple[Piece | None, ...]]:
+        keys: list[DimKey] = [("parameter", name, position) for position in range(len(self.parameters[name]))]
         return [self.of(key) if self.sizes[key] > 1 else (None,) for key in keys]
+
+    def of_input(self, operand: ImportedOperand) -> list[tuple[Piece | None, ...]]:
+        """Return the pieces at each position of the tensor that an input views; a buffer has none."""
+        if operand.producer:
+            return self.of_output(*operand.producer)
+        return self.of_parameter(operand.parameter) if operand.parameter else []
 
     def run_of_output(self, vertex: int, output: int, position: int) -> tuple[DimKey, int, int]:
         """Return (key, inner, size) of an output position: a dim of the vertex, its inner run, or a separate dim."""
@@ -157,12 +176,12 @@ class Pieces:
             link.is_broken = True
 
 
-def refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]]) -> Pieces:
-    """Return the pieces of a graph; `parameters`: shapes by name. Links are taken in vertex order: of two contradicting, the first stays.
+def refine(graph: ImportedGraph) -> Pieces:
+    """Return the pieces of a graph. Links are taken in vertex order: of two contradicting, the first stays.
 
     Halves that are joined again (rotary positions) are no dims: the concatenation needs them unsharded.
     """
-    pieces = _refine(graph, parameters, frozenset())
+    pieces = _refine(graph, frozenset())
     evenly = [index for index in range(len(graph.vertices)) if pieces.even_part(index)[0]]
     if not evenly:
         return pieces
@@ -180,12 +199,12 @@ def refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]]) -> Pie
         axis, part = pieces.even_part(index)
         if joined & {class_of[piece] for piece in pieces.of(("vertex", index, axis), 1, part)}:
             plain.add(index)
-    return _refine(graph, parameters, frozenset(plain)) if plain else pieces
+    return _refine(graph, frozenset(plain)) if plain else pieces
 
 
-def _refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]], plain: frozenset[int]) -> Pieces:
+def _refine(graph: ImportedGraph, plain: frozenset[int]) -> Pieces:
     pieces = Pieces(graph=graph, plain=plain)
-    for name, shape in parameters.items():
+    for name, shape in pieces.parameters.items():
         for position, size in enumerate(shape):
             pieces.add_dim(("parameter", name, position), size)
     for index, vertex in enumerate(graph.vertices):
@@ -196,31 +215,29 @@ def _refine(graph: ImportedGraph, parameters: Mapping[str, Sequence[int]], plain
                 key, _, _ = pieces.run_of_output(index, number, position)
                 if key[0] == "output":
                     pieces.add_dim(key, size)
-    into = defaultdict(list)
-    for edge in graph.edges:
-        into[edge.consumer].append(edge)
     for index, vertex in enumerate(graph.vertices):
         axis, part = pieces.even_part(index)
         if axis:
             pieces.cut(("vertex", index, axis), part)
-        for number, operand in enumerate(vertex.inputs):
-            if operand.parameter in parameters:
-                shape = parameters[operand.parameter]
-                for link in operand.links:
-                    first: DimKey = ("parameter", operand.parameter, link.positions[0]) if link.positions else ()
-                    _add(pieces, index, number, link, first, shape[link.positions[0]] if link.positions else 0)
-        for edge in into[index]:
-            output = graph.vertices[edge.producer].outputs[edge.output]
-            for link in edge.links:
-                first = pieces.run_of_output(edge.producer, edge.output, link.positions[0])[0] if link.positions else ()
-                _add(pieces, index, edge.input, link, first, output.shape[link.positions[0]] if link.positions else 0)
+        numbers = sorted(range(len(vertex.inputs)), key=lambda number: bool(vertex.inputs[number].producer))  # parameters first
+        for number in numbers:
+            for link in vertex.inputs[number].links:
+                _add(pieces, index, number, link)
     return pieces
 
 
-def _add(pieces: Pieces, index: int, number: int, link: DimLink, first: DimKey, size: int) -> None:
+def _add(pieces: Pieces, index: int, number: int, link: DimLink) -> None:
     """Add one link of an input, with the reader's dim if the operand has all of its entries."""
     vertex = pieces.graph.vertices[index]
     operand = vertex.inputs[number]
+    first: DimKey = ()
+    size = 0
+    for position in link.positions:
+        if operand.producer:
+            producer, output = operand.producer
+            first, _, size = pieces.run_of_output(producer, output, position)
+        else:
+            first, size = ("parameter", operand.parameter, position), pieces.parameters[operand.parameter][position]
     second: DimKey = ()
     inner = link.consumer_inner
     if link.consumer:

@@ -120,7 +120,7 @@ def _experts(wiring: Wiring, products: Sequence[int], hidden: int, choices: Sequ
         for at in range(router, max(products))
     )
     # A sigmoid precedes the selection, or follows it.
-    ways = {at for choice in choices for at in wiring.between(choice.at, first=router)} | set(wiring.out_of.get(choices[-1].at, ()))
+    ways = {at for choice in choices for at in wiring.between(choice.at, first=router)} | set(wiring.out_of[choices[-1].at])
     has_sigmoid = any("sigmoid" in wiring.vertex(at).functions for at in ways)
     score: Score = "sigmoid" if has_sigmoid and not has_softmax else "softmax"
     return Experts(

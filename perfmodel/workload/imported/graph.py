@@ -17,7 +17,8 @@ from perfmodel.foundation.errors import InputError
 
 Shape = tuple[int, ...]
 
-SCHEMA_VERSION = 1
+#: Of the saved file. In version 1 the edges of the graph were a list of their own.
+SCHEMA_VERSION = 2
 
 
 class ImportedKind(StrEnum):
@@ -66,16 +67,19 @@ class DimLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedOperand:
-    """An operator's view of a tensor.
+    """An operator's view of a tensor: of the output of an earlier operator, of a parameter or a part of one, or of a buffer.
 
-    parameter  the parameter that it is or is a part of; "" for activations and inputs
+    producer   (vertex, output) of the tensor that an input views; empty for a parameter or a buffer
+    parameter  the parameter that an input views
     is_index   integers or booleans: no gradient
-    links      of a parameter: the runs of its positions, which have no names (`DimLink.producer` is "")
+    links      of an input: the runs of the viewed tensor, from the outermost position inwards; the positions of a parameter have no names
+               (`DimLink.producer` is "")
     """
 
     shape: Shape
     itemsize: int
     dims: tuple[str, ...]
+    producer: tuple[int, ...] = ()
     parameter: str = ""
     is_index: bool = False
     links: tuple[DimLink, ...] = ()
@@ -83,10 +87,6 @@ class ImportedOperand:
     @property
     def num_elements(self) -> int:
         return prod(self.shape)
-
-    @property
-    def num_bytes(self) -> float:
-        return float(self.num_elements * self.itemsize)
 
 
 class Reach(StrEnum):
@@ -160,17 +160,6 @@ class ImportedVertex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedEdge:
-    """Output `output` of vertex `producer` read as input `input` of vertex `consumer`; `links` from the outermost position inwards."""
-
-    producer: int
-    output: int
-    consumer: int
-    input: int
-    links: tuple[DimLink, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedParameter:
     """A trainable tensor. A shared one is listed once, under its first name."""
 
@@ -219,14 +208,19 @@ class ImportedGraph:
     name: str
     source: str
     vertices: tuple[ImportedVertex, ...]
-    edges: tuple[ImportedEdge, ...]
     parameters: tuple[ImportedParameter, ...]
     buffer_bytes: float
 
     def __post_init__(self) -> None:
-        for edge in self.edges:
-            if not 0 <= edge.producer < edge.consumer < len(self.vertices):
-                raise InputError(f"edge {edge.producer} -> {edge.consumer}: must go from an earlier vertex to a later one")
+        for index, vertex in enumerate(self.vertices):
+            for operand in vertex.inputs:
+                if operand.producer and not (len(operand.producer) == 2 and 0 <= operand.producer[0] < index):
+                    raise InputError(f"edge {operand.producer[0]} -> {index}: must go from an earlier vertex to a later one")
+
+    @property
+    def num_edges(self) -> int:
+        """Inputs that are outputs of earlier vertices."""
+        return sum(bool(operand.producer) for vertex in self.vertices for operand in vertex.inputs)
 
     @property
     def flops(self) -> float:

@@ -78,7 +78,7 @@ def find_attentions(wiring: Wiring) -> list[ImportedAttention]:
     """Return the attentions in execution order. Raises InputError for any other product of two activations."""
     attentions = []
     for at in range(len(wiring.graph.vertices)):
-        vertex, into = wiring.vertex(at), wiring.into.get(at, {})
+        vertex, into = wiring.vertex(at), wiring.into[at]
         if vertex.kind is ImportedKind.ATTENTION:
             dims = vertex.dims
             fused = ImportedAttention(
@@ -112,7 +112,7 @@ def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int
     """Return an unfused attention; its sizes follow from those of the products. Scores have B h s z entries, the output B h s e, the
     module's tokens are T = B s. `number`: input of `at` with the softmax of scores; `way`: vertices between them."""
     product, output = wiring.vertex(scores), wiring.vertex(at)
-    into = wiring.into.get(scores, {})
+    into = wiring.into[scores]
     tokens = next((vertex.inputs[-1].shape for vertex in wiring.graph.vertices if vertex.kind is ImportedKind.EMBEDDING), ())
     num_keys = tokens[-1] if tokens else 1
     rows = prod(tokens)
@@ -122,7 +122,7 @@ def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int
     sinks = {operand.parameter for vertex in map(wiring.vertex, way) for operand in vertex.inputs} & of_heads
     return ImportedAttention(
         at=at,
-        producers=(into.get(0), into.get(1), wiring.into.get(at, {}).get(1 - number)),
+        producers=(into.get(0), into.get(1), wiring.into[at].get(1 - number)),
         heads=heads,
         key_dim=prod(product.dims[dim] for dim in product.inputs[0].dims if dim and dim not in product.outputs[0].dims),
         value_dim=max(1, output.outputs[0].num_elements // (rows * heads)),
@@ -259,7 +259,7 @@ def is_normed_after(wiring: Wiring, mixer: ImportedMixer, end: int) -> bool:
     for at in range(mixer.output + 1, end):
         if wiring.vertex(at).kind in NORMS:
             way = wiring.between(at, first=mixer.first)
-            read = [producer for index in way - wiring.products for producer in wiring.into.get(index, {}).values()]
+            read = [producer for index in way - wiring.products for producer in wiring.into[index].values()]
             if way & wiring.products == {mixer.output} and min(read) >= mixer.first:
                 return True
     return False

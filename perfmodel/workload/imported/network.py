@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -26,13 +26,7 @@ from math import prod
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
-from perfmodel.workload.imported.graph import (
-    ImportedEdge,
-    ImportedGraph,
-    ImportedKind,
-    ImportedOperand,
-    Shape,
-)
+from perfmodel.workload.imported.graph import ImportedGraph, ImportedKind, ImportedOperand, Shape
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
 from perfmodel.workload.work import OwnTraffic, Pass
 
@@ -45,19 +39,20 @@ class ImportedNetwork:
     """A network with the data of its conversion.
 
     treatments  sentences about tensors that stay unsharded, with the reason
-    graph       the imported graph, with parameters split that are read in parts; `shapes` of these parameters
+    graph       the imported graph, with parameters split that are read in parts
     pieces      split dims of the graph, which are the dims of the network
     names       names of the pieces, by vertex
     sources     source of each operator, by name
+    gradient    whether each tensor is floating-point and depends on a parameter
     """
 
     network: Graph
     treatments: tuple[str, ...]
     graph: ImportedGraph
-    shapes: Mapping[str, Shape]
     pieces: Pieces
     names: tuple[Mapping[Piece, str], ...]
     sources: Mapping[str, OperatorSource]
+    gradient: Mapping[str, bool]
 
     def dims_of(self, vertex: int, dim: str) -> tuple[tuple[str, int], ...]:
         """Return names and sizes of the network's dims for a dim of a vertex, outermost first."""
@@ -68,7 +63,7 @@ class ImportedNetwork:
 
     def tensor(self, vertex: int, output: int) -> str:
         """Return the tensor name of an output of a vertex."""
-        return tensor_name(self.graph, self.shapes, vertex, output)
+        return self.pieces.tensor(vertex, output)
 
 
 class Computed(StrEnum):
@@ -91,17 +86,10 @@ class OperatorSource:
     computed: Computed
 
 
-def tensor_name(graph: ImportedGraph, parameters: Container[str], vertex: int, output: int) -> str:
-    """Return the tensor name of an output of a vertex; it differs from all parameter names."""
-    producer = graph.vertices[vertex]
-    name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
-    return f"{name}.out" if name in parameters else name
-
-
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
     """Return the network with the same operators, parameters and work."""
-    graph, shapes = _parts_of_parameters(graph)
-    return _Builder(graph, shapes, refine(graph, shapes)).build()
+    graph = _parts_of_parameters(graph)
+    return _Builder(graph, refine(graph)).build()
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -109,9 +97,9 @@ def network_of(graph: ImportedGraph) -> ImportedNetwork:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str, Shape]]:
-    """Split each parameter that operators read in disjoint parts into one parameter per part; return the graph and all shapes by name."""
-    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
+def _parts_of_parameters(graph: ImportedGraph) -> ImportedGraph:
+    """Return the graph with one parameter for each part of a parameter that operators read in disjoint parts."""
+    parameters = {parameter.name: parameter for parameter in graph.parameters}
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, vertex in enumerate(graph.vertices):
         for number, operand in enumerate(vertex.inputs):
@@ -120,14 +108,15 @@ def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str,
     changed: dict[int, dict[int, ImportedOperand]] = defaultdict(dict)
     for name, reads in readers.items():
         operands = [graph.vertices[index].inputs[number] for index, number in reads]
-        parts = [_part_shape(operand, shapes[name]) for operand in operands]
-        is_divided = len(parts) > 1 and all(part is not None and part != shapes[name] for part in parts)
-        if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shapes[name]):
+        shape = parameters[name].shape
+        parts = [_part_shape(operand, shape) for operand in operands]
+        is_divided = len(parts) > 1 and all(part is not None and part != shape for part in parts)
+        if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shape):
             continue
-        shape = shapes.pop(name)
+        divided = parameters.pop(name)
         for count, ((index, number), operand, part) in enumerate(zip(reads, operands, parts, strict=True)):
             assert part is not None
-            shapes[f"{name}[{count}]"] = part
+            parameters[f"{name}[{count}]"] = replace(divided, name=f"{name}[{count}]", shape=part)
             (missing,) = _missing(operand, shape)
             links = tuple(link if link.positions else replace(link, positions=(missing,)) for link in operand.links)
             changed[index][number] = replace(operand, parameter=f"{name}[{count}]", links=links)
@@ -137,7 +126,7 @@ def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str,
         else vertex
         for index, vertex in enumerate(graph.vertices)
     )
-    return replace(graph, vertices=vertices), shapes
+    return replace(graph, vertices=vertices, parameters=tuple(parameters.values()))
 
 
 def _missing(operand: ImportedOperand, shape: Shape) -> list[int]:
@@ -164,7 +153,6 @@ def _part_shape(operand: ImportedOperand, shape: Shape) -> Shape | None:
 @dataclass(slots=True)
 class _Builder:
     graph: ImportedGraph
-    shapes: Mapping[str, Shape]
     pieces: Pieces
     names: list[dict[Piece, str]] = field(default_factory=list)  # by vertex
     never_cut: set[Piece] = field(default_factory=set)
@@ -172,47 +160,36 @@ class _Builder:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: dict[str, bool] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
-    into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
     sources: dict[str, OperatorSource] = field(default_factory=dict)
 
     def build(self) -> ImportedNetwork:
-        self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
         batch, samples = self._find_samples()
         self._name_pieces(samples)
         self._mark_pieces()
-        for name, shape in self.shapes.items():
-            positions = self.pieces.of_parameter(name, len(shape))
+        for name, shape in self.pieces.parameters.items():
+            positions = self.pieces.of_parameter(name)
             rows = len(positions[0]) if shape else 1
             self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER, num_rows=rows)
             self.gradient[name] = True
-        read = {(edge.producer, edge.output) for edge in self.graph.edges}
-        # Whether each vertex depends on floats among the module's inputs.
-        depends = [
-            vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in self.graph.vertices
-        ]
-        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
-            depends[edge.consumer] |= depends[edge.producer]
+        read = {operand.producer for vertex in self.graph.vertices for operand in vertex.inputs}
+        depends: list[bool] = []  # of each vertex: on floats among the module's inputs
         for index, vertex in enumerate(self.graph.vertices):
+            is_data = vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index
+            depends.append(is_data or any(depends[operand.producer[0]] for operand in vertex.inputs if operand.producer))
             numbers = [number for number in range(len(vertex.outputs)) if (index, number) in read]
             if vertex.kind is not ImportedKind.SPLIT and 0 not in numbers:
                 numbers = [0, *numbers]
             self._convert(index, numbers or [0], depends[index])
         largest = max((tensor.num_elements for tensor in self.tensors.values()), default=0)
-        network = Graph(
-            name=self.graph.name,
-            operators=tuple(self.operators),
-            tensors=self.tensors,
-            batch=batch,
-            source=self.graph.source,
-        )
+        network = Graph(name=self.graph.name, operators=tuple(self.operators), tensors=self.tensors, batch=batch, source=self.graph.source)
         return ImportedNetwork(
             network=network,
             treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)),
             graph=self.graph,
-            shapes=self.shapes,
             pieces=self.pieces,
             names=tuple(self.names),
             sources=self.sources,
+            gradient=self.gradient,
         )
 
     def _name_pieces(self, samples: set[tuple[DimKey, int]]) -> None:
@@ -260,11 +237,11 @@ class _Builder:
                 dim, size = tuple(vertex.dims.items())[of]
                 if size == batch:
                     pieces |= {(piece.key, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
-        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
-            for position in self.pieces.of_output(edge.producer, edge.output):
-                for piece in position:
+        for index, vertex in enumerate(self.graph.vertices):
+            for number, operand in enumerate(vertex.inputs):
+                for piece in (piece for position in self.pieces.of_input(operand) for piece in position):
                     if piece is not None and (piece.key, piece.inner) in pieces:
-                        read = self.pieces.read_as(edge.consumer, edge.input, piece)
+                        read = self.pieces.read_as(index, number, piece)
                         if read is not None:
                             pieces.add((read.key, read.inner))
         return pieces
@@ -296,19 +273,13 @@ class _Builder:
         self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
         self.padded = {piece for piece, first in class_of.items() if first in padded}
 
-    def _tensor_name(self, index: int, number: int) -> str:
-        return tensor_name(self.graph, self.shapes, index, number)
-
     def _convert(self, index: int, outputs: Sequence[int], depends: bool) -> None:
         """Add the tensors of these outputs of a vertex, and their operators. Further outputs than the first are assumed to be computed from
         it, except those of a split."""
         vertex = self.graph.vertices[index]
-        read = [operand.parameter for operand in vertex.inputs if operand.parameter]
-        edges = [self.into.get((index, number)) for number, operand in enumerate(vertex.inputs) if not operand.parameter]
-        read += [self._tensor_name(edge.producer, edge.output) for edge in edges if edge is not None]
-        is_trained = any(self.gradient[name] for name in read)
+        is_trained = any(self.gradient[name] for name in filter(None, map(self.pieces.tensor_read, vertex.inputs)))
         for number in outputs:
-            name, output = self._tensor_name(index, number), vertex.outputs[number]
+            name, output = self.pieces.tensor(index, number), vertex.outputs[number]
             self.gradient[name] = is_trained and not output.is_index
             is_float = not output.is_index and (is_trained or depends or vertex.kind is ImportedKind.INPUT)
             role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
@@ -352,7 +323,7 @@ class _Builder:
         )
 
     def _written(self, index: int, number: int) -> Read:
-        operand, name = self.graph.vertices[index].outputs[number], self._tensor_name(index, number)
+        operand, name = self.graph.vertices[index].outputs[number], self.pieces.tensor(index, number)
         dims: list[str] = []
         for dim, position in zip(operand.dims, self.pieces.of_output(index, number), strict=True):
             for piece in position:
@@ -379,21 +350,15 @@ class _Builder:
         along = [
             name for dim, size in zip(operand.dims, operand.shape, strict=True) if dim and vertex.dims[dim] == size for name in pieces[dim]
         ]
-        if operand.parameter in self.shapes:
-            tensor = operand.parameter
-            positions = self.pieces.of_parameter(tensor, len(self.shapes[tensor]))
-        elif (index, number) in self.into:
-            edge = self.into[index, number]
-            tensor = self._tensor_name(edge.producer, edge.output)
-            positions = self.pieces.of_output(edge.producer, edge.output)
-        else:  # a buffer
+        tensor = self.pieces.tensor_read(operand)
+        if not tensor:  # a buffer
             of_buffer = tuple(
                 (self.pieces.sizes["vertex", index, dim], "") if dim and vertex.dims[dim] == size else (size, "")
                 for dim, size in zip(operand.dims, operand.shape, strict=True)
             )
             return Read(operand=Operand(tensor="", dims=()), dims=tuple(along), extent=of_buffer)
         dims = []
-        for position_number, position in enumerate(positions):
+        for position_number, position in enumerate(self.pieces.of_input(operand)):
             stepped = self._stepped(index, number, position_number) if len(position) == 1 else ""
             for piece in position:
                 read = self.pieces.read_as(index, number, piece) if piece is not None else None
@@ -403,10 +368,10 @@ class _Builder:
     def _stepped(self, index: int, number: int, position: int) -> str:
         """Return the reader's dim where it reads an integer number of a position's entries per own entry (a convolution's rows)."""
         vertex = self.graph.vertices[index]
-        if vertex.kind is not ImportedKind.CONVOLUTION or (index, number) not in self.into:
-            return ""
         operand = vertex.inputs[number]
-        for link in self.into[index, number].links:
+        if vertex.kind is not ImportedKind.CONVOLUTION or not operand.producer:
+            return ""
+        for link in operand.links:
             entries = operand.shape[operand.dims.index(link.consumer)] if link.consumer in operand.dims else 0
             is_all = link.positions == (position,) and link.consumer_inner == 1 and link.size == entries
             if is_all and is_stepped(vertex, number, link.consumer) and link.size != vertex.dims[link.consumer]:

@@ -45,23 +45,28 @@ class Matrices:
 
 @dataclass(slots=True)
 class Wiring:
-    """Connections of a graph. `products`: products of activations with weights or with each other. Products of positions, which depend on
-    no parameter, and products that combine selected values are not among them."""
+    """Connections of a graph.
+
+    into      producer of each input of a vertex, by its number; out_of: readers of a vertex
+    products  products of activations with weights or with each other; not those of positions, which depend on no parameter, and those that
+              combine selected values
+    """
 
     graph: ImportedGraph
-    into: dict[int, dict[int, int]] = field(init=False)
-    out_of: dict[int, list[int]] = field(init=False)
+    into: list[dict[int, int]] = field(init=False)
+    out_of: list[list[int]] = field(init=False)
     products: set[int] = field(init=False, default_factory=set)
     _matrices: dict[int, Matrices | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.into, self.out_of = {}, {}
-        for edge in self.graph.edges:
-            self.into.setdefault(edge.consumer, {})[edge.input] = edge.producer
-            self.out_of.setdefault(edge.producer, []).append(edge.consumer)
+        self.into, self.out_of = [], [[] for _ in self.graph.vertices]
+        for at, vertex in enumerate(self.graph.vertices):
+            self.into.append({number: operand.producer[0] for number, operand in enumerate(vertex.inputs) if operand.producer})
+            for producer in self.into[at].values():
+                self.out_of[producer].append(at)
         trained: list[bool] = []
         for at, vertex in enumerate(self.graph.vertices):
-            producers = self.into.get(at, {}).values()
+            producers = self.into[at].values()
             trained.append(any(trained[producer] for producer in producers) or any(operand.parameter for operand in vertex.inputs))
             if vertex.kind is ImportedKind.MATMUL and trained[at] and (self.matrices(at) is not None or not self._follows_choice(at)):
                 self.products.add(at)
@@ -83,7 +88,7 @@ class Wiring:
             current = reached.pop()
             if current in self.products:
                 continue
-            for producer in self.into.get(current, {}).values():
+            for producer in self.into[current].values():
                 if producer not in seen and producer >= first:
                     seen.add(producer)
                     reached.append(producer)
@@ -100,13 +105,13 @@ class Wiring:
 
     def _follows_choice(self, at: int) -> bool:
         """Return whether entries are selected between the last products and a vertex."""
-        return any(is_choice(self.vertex(index)) for producer in self.into.get(at, {}).values() for index in self.between(producer))
+        return any(is_choice(self.vertex(index)) for producer in self.into[at].values() for index in self.between(producer))
 
     def product_after(self, at: int) -> int | None:
         """Return the first product on any path from a vertex."""
         reached, seen, products = [at], {at}, set()
         while reached:
-            for consumer in self.out_of.get(reached.pop(), ()):
+            for consumer in self.out_of[reached.pop()]:
                 if consumer in self.products:
                     products.add(consumer)
                 elif consumer not in seen:
@@ -117,7 +122,7 @@ class Wiring:
     def given(self, product: int) -> list[int]:
         """Return the producers of the activations that a product multiplies with its weights."""
         inputs = self.vertex(product).inputs
-        producers = self.into.get(product, {}).items()
+        producers = self.into[product].items()
         return [at for number, at in producers if not inputs[number].is_index and self._stored(product, number) is None]
 
     def source(self, product: int) -> int:
@@ -174,7 +179,7 @@ class Wiring:
         operand = self.vertex(at).inputs[number]
         if operand.parameter:
             return operand
-        producer = self.into.get(at, {}).get(number)
+        producer = self.into[at].get(number)
         if producer is None or self.vertex(producer).kind not in _HANDS_ON:
             return None
         inputs = [index for index, other in enumerate(self.vertex(producer).inputs) if not other.is_index]
@@ -187,7 +192,7 @@ class Wiring:
             return True
         added = [
             stored
-            for consumer in self.out_of.get(product, ())
+            for consumer in self.out_of[product]
             if self.vertex(consumer).kind is ImportedKind.ELEMENTWISE
             for number in range(len(self.vertex(consumer).inputs))
             if (stored := self._stored(consumer, number)) is not None

@@ -5,12 +5,12 @@ import pytest
 
 from perfmodel.planner.pase.cost import edge_cost, flops_per_word, layer_cost, missing_words
 from perfmodel.planner.pase.graph import list_pase_graphs, load_pase_graph
-from perfmodel.planner.pase.layer import LayerKind, einsum_layer, layer, likeness
+from perfmodel.planner.pase.layer import LayerKind, einsum_layer, graph_of, layer, likeness
 from perfmodel.planner.pase.search import pase_configurations
-from perfmodel.workload.graph import Operand
 
 R = flops_per_word()
 ALL_LAYERS = [case for name in list_pase_graphs() for case in {likeness(case): case for case in load_pase_graph(name).layers}.values()]
+ALL_LAYERS.append(layer(LayerKind.ATTENTION, {"b": 8, "h": 4, "s": 16, "d": 8, "z": 16, "e": 8}))
 
 
 def fully_connected(b, n, c, pointwise=0):
@@ -46,6 +46,19 @@ def test_a_fully_connected_layer_is_an_einsum_and_a_convolution_of_one_pixel():
     assert np.array_equal(layer_cost(pixel, of_pixel, word_flops=R), expected)
 
 
+def test_an_attention_is_two_products_and_a_softmax():
+    case = ALL_LAYERS[-1]
+    splits = pase_configurations(case, num_devices=16, smallest_share=1)
+    b, h, s, d, z, e = splits.T
+    parts = (
+        (einsum_layer({"b": 8, "h": 4, "s": 16, "z": 16, "d": 8}, "bhsd,bhzd->bhsz"), (b, h, s, z, d)),
+        (layer(LayerKind.SOFTMAX, {"b": 8, "h": 4, "s": 16, "z": 16}, axes="z"), (b, h, s, z)),
+        (einsum_layer({"b": 8, "h": 4, "s": 16, "e": 8, "z": 16}, "bhsz,bhze->bhse"), (b, h, s, e, z)),
+    )
+    expected = sum(layer_cost(part, np.stack(columns, axis=1), word_flops=R) for part, columns in parts)
+    assert np.array_equal(layer_cost(case, splits, word_flops=R), expected)
+
+
 @pytest.mark.parametrize("kind", LayerKind)
 def test_one_device_communicates_nothing(kind):
     """Without a split the cost does not depend on what a word costs."""
@@ -64,7 +77,7 @@ def test_free_communication_leaves_the_work_divided(kind):
         total = free[(splits == 1).all(axis=1)][0]
         devices = splits.prod(axis=1)
         if (
-            kind in (LayerKind.SOFTMAX, LayerKind.CROSS_ENTROPY) or case.settings["pointwise"]
+            kind in (LayerKind.SOFTMAX, LayerKind.ATTENTION, LayerKind.CROSS_ENTROPY) or case.settings["pointwise"]
         ):  # what follows a reduction is not divided by its parts
             assert (free * devices >= total * (1 - 1e-12)).all()
         elif kind != LayerKind.MEAN:
@@ -83,7 +96,8 @@ def test_an_edge_is_the_missing_words_both_ways():
     producer, consumer = fully_connected(64, 32, 16), fully_connected(64, 8, 32)
     produced = np.array([[1, 1, 1], [8, 1, 1], [1, 8, 1], [1, 1, 8]])
     consumed = np.array([[8, 1, 1], [1, 1, 8], [1, 8, 1]])
-    matrix = edge_cost(producer, produced, consumer, consumed, Operand(tensor="", dims=("b", "c")), word_flops=R)
+    (edge,) = graph_of("two", [producer, consumer], [(0, 1)], batch=64, smallest_share=1, source="this test").edges
+    matrix = edge_cost(edge.runs, producer, produced, consumer, consumed, word_flops=R)
     assert matrix[1, 0] == 0  # b stays on b
     assert matrix[2, 1] == 0  # n becomes c
     assert matrix[1, 1] == 2 * R * (64 * 4 - 8 * 4)

@@ -9,9 +9,9 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.planner.pase.imported import search_imported
+from perfmodel.planner.pase.imported import pase_graph_of, search_imported
 from perfmodel.planner.pase.layer import LayerKind, graph_of, layer
-from perfmodel.planner.pase.search import run_pase
+from perfmodel.planner.pase.search import pase_tables, run_pase
 from perfmodel.workload.imported.graph import ImportedKind
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
@@ -38,7 +38,7 @@ def test_linear_layers_cost_what_they_cost_by_hand(num_devices):
     )
     by_hand = run_pase(chain(connected(16, 256, 64), connected(16, 48, 256), connected(16, 32, 48)), num_devices)
     result = search_imported(imported, num_devices)
-    assert result.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    assert result.solution.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
     if 16 % num_devices == 0:
         assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
 
@@ -49,7 +49,7 @@ def test_convolutions_cost_what_they_cost_by_hand(num_devices):
     layers = convolved(16, 3, 32, 32), convolved(16, 32, 64, 15)
     by_hand = run_pase(chain(*layers), num_devices)
     result = search_imported(imported, num_devices)
-    assert result.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    assert result.solution.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
     assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
 
 
@@ -64,12 +64,10 @@ def test_a_reshape_between_agreeing_splits_costs_nothing():
         def forward(self, x):
             return self.into(x).unflatten(-1, (8, 8)).transpose(1, 2).relu()
 
-    from perfmodel.planner.pase.imported import _edge_cost, _vertex_tables
-
     graph = perfmodel.import_graph(Reshapes, "float32[2,4,64]")
-    configurations, _ = _vertex_tables(graph, 16, 5000.0)
+    tables = pase_tables(pase_graph_of(graph), 16)
+    configurations, (_, _, matrix) = tables.configurations, tables.edges[-1]
     projection, after = graph.vertices[-2:]
-    matrix = _edge_cost(graph.edges[-1], projection, configurations[-2], after, configurations[-1], 5000.0)
     names = tuple(projection.dims), tuple(after.dims)
 
     def row(which, **parts):
@@ -97,11 +95,11 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_network_can_be_searched(name):
     graph = perfmodel.import_graph(*NETWORKS[name])
-    one, eight = search_imported(graph, 1), search_imported(graph, 8)
-    assert one.cost == one.data_parallel_cost > 0
-    assert eight.cost <= min(eight.data_parallel_cost, one.cost)
-    assert eight.is_proved
-    for vertex, parts in zip(graph.vertices, eight.parts, strict=True):
+    one, eight = (search_imported(graph, num_devices) for num_devices in (1, 8))
+    assert one.solution.cost == one.data_parallel_cost > 0
+    assert eight.solution.cost <= min(eight.data_parallel_cost, one.solution.cost)
+    assert eight.solution.is_proved
+    for vertex, parts in zip(graph.vertices, eight.strategy, strict=True):
         assert int(np.prod(list(parts.values()))) <= 8
         assert all(vertex.dims[name] % part == 0 for name, part in parts.items())
         assert all(parts[name] == 1 for name in vertex.unsplit)
@@ -121,10 +119,10 @@ def test_shared_heads_are_split_no_further_than_they_are_many(tmp_path):
     config.write_text(json.dumps(json.loads(LLAMA.read_text(encoding="utf-8")) | {"num_hidden_layers": 4}))
     graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped('{config}')", "int64[2,128]")
     result = search_imported(graph, 16)
-    parts = [parts for vertex, parts in zip(graph.vertices, result.parts, strict=True) if vertex.kind is ImportedKind.ATTENTION]
+    parts = [split for vertex, split in zip(graph.vertices, result.strategy, strict=True) if vertex.kind is ImportedKind.ATTENTION]
     assert len(parts) == 4
     assert all(8 % split["h"] == 0 for split in parts)
-    assert result.times_data_parallel > 1
+    assert result.data_parallel_cost > result.solution.cost
 
 
 @pytest.mark.parametrize("num_devices", [0, -1, True, 2.0])

@@ -194,6 +194,22 @@ def test_a_file_that_was_changed_is_a_decoder_or_one_sentence(make, trials):
     assert {len(message.splitlines()) for message in refused} == {1}
 
 
+def test_a_file_of_version_1_whose_edges_were_apart_is_read():
+    graph = imported(llama(layers=1))
+    data = json.loads(json.dumps(graph_to_dict(graph)))
+    edges = []
+    for consumer, vertex in enumerate(data["vertices"]):
+        for number, operand in enumerate(vertex["inputs"]):
+            if producer := operand.pop("producer"):
+                links, operand["links"] = operand["links"], []
+                edges.append({"producer": producer[0], "output": producer[1], "consumer": consumer, "input": number, "links": links})
+    data |= {"schema_version": 1, "edges": edges}
+    assert read_graph(data, where="graph.json") == graph
+    data["edges"][0]["consumer"] = len(data["vertices"])
+    with pytest.raises(InputError, match=r"graph.json: edges: must lead to inputs of vertices; import the module again"):
+        read_graph(data, where="graph.json")
+
+
 def test_a_module_by_its_name_and_a_broken_file_are_refused_with_what_to_do(tmp_path):
     words = dict(cluster="dgx-h100", chips=1, input_len=64, output_len=64, concurrency=1)
     with pytest.raises(InputError, match=r"perfmodel import 'mynets:make_net' .* --save graph.json"):

@@ -1,19 +1,22 @@
 """Dims split into the runs that views distinguish, against index arithmetic on real arrays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.workload.imported.dims import refine
-from perfmodel.workload.imported.graph import DimLink, ImportedEdge, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex
+from perfmodel.workload.imported.graph import DimLink, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex
 from perfmodel.workload.imported.network import network_of
 from perfmodel.workload.imported.views import identity_view, permuted, reshaped
 
 SHAPES = [(4, 6, 8), (24, 8), (2, 2, 6, 8), (4, 48), (8, 24), (4, 3, 2, 2, 4), (192,), (1, 4, 6, 1, 8), (12, 16), (4, 6, 2, 4)]
 
 
-def vertex(name, kind, shape, *, reads=True):
+def vertex(name, kind, shape, *, producer=None, view=()):
+    """A vertex that reads the output of another one under a view; an input of the module without one."""
     dims = tuple("abcdefgh"[: len(shape)])
     operand = ImportedOperand(shape=shape, itemsize=4, dims=dims)
     return ImportedVertex(
@@ -22,14 +25,14 @@ def vertex(name, kind, shape, *, reads=True):
         module="",
         kind=kind,
         dims=dict(zip(dims, shape, strict=True)),
-        inputs=(operand,) if reads else (),
+        inputs=() if producer is None else (replace(operand, producer=(producer, 0), links=links_of(view)),),
         outputs=(operand,),
         flops=0.0,
         activation_bytes=0.0,
     )
 
 
-def edge(producer, consumer, view):
+def links_of(view):
     """As the importer links a view of a tensor to the dims of its reader."""
     links = []
     for dim, position in zip("abcdefgh", view, strict=False):
@@ -42,11 +45,11 @@ def edge(producer, consumer, view):
                 )
             )  # fmt: skip
             inner *= run.size
-    return ImportedEdge(producer=producer, output=0, consumer=consumer, input=0, links=tuple(links))
+    return tuple(links)
 
 
-def graph_of(vertices, edges):
-    return ImportedGraph(name="views", source="this test", vertices=tuple(vertices), edges=tuple(edges), parameters=(), buffer_bytes=0.0)
+def graph_of(vertices):
+    return ImportedGraph(name="views", source="this test", vertices=tuple(vertices), parameters=(), buffer_bytes=0.0)
 
 
 def index_along(shape, axis):
@@ -72,13 +75,11 @@ def chains(draw):
 
 @given(chains())
 def test_pieces_of_the_reader_are_the_same_entries(views):
-    vertices = [vertex("x", ImportedKind.INPUT, views[0][0], reads=False)]
-    edges = []
+    vertices = [vertex("x", ImportedKind.INPUT, views[0][0])]
     for number, (shape, target, order) in enumerate(views):
         view = permuted(reshaped(identity_view(shape, [str(i) for i in range(len(shape))]), target), order)
-        vertices.append(vertex(f"relu{number}", ImportedKind.ELEMENTWISE, sizes_of(view)))
-        edges.append(edge(number, number + 1, view))
-    pieces = refine(graph_of(vertices, edges), {})
+        vertices.append(vertex(f"relu{number}", ImportedKind.ELEMENTWISE, sizes_of(view), producer=number, view=view))
+    pieces = refine(graph_of(vertices))
     aligned = 0
     for number, (shape, target, order) in enumerate(views):
         seen_by = tuple(target[index] for index in order)
@@ -93,15 +94,18 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
                 written = index_along(shape, axis) // piece.inner % piece.size
                 mine = index_along(seen_by, "abcdefgh".index(read.key[-1])) // read.inner % read.size
                 assert (written.reshape(target).transpose(order) == mine).all()
-    assert aligned or any(not link.positions for link_edge in edges for link in link_edge.links)
+    assert aligned or any(not link.positions for reader in vertices[1:] for link in reader.inputs[0].links)
 
 
 def test_a_cut_is_carried_along_the_whole_chain():
     first = [str(i) for i in range(2)]
-    vertices = [vertex("x", ImportedKind.INPUT, (4, 24), reads=False)]
-    vertices += [vertex("relu", ImportedKind.ELEMENTWISE, (4, 24)), vertex("tanh", ImportedKind.ELEMENTWISE, (4, 6, 4))]
-    edges = [edge(0, 1, identity_view((4, 24), first)), edge(1, 2, reshaped(identity_view((4, 24), first), (4, 6, 4)))]
-    network = network_of(graph_of(vertices, edges)).network
+    view = identity_view((4, 24), first)
+    vertices = [
+        vertex("x", ImportedKind.INPUT, (4, 24)),
+        vertex("relu", ImportedKind.ELEMENTWISE, (4, 24), producer=0, view=view),
+        vertex("tanh", ImportedKind.ELEMENTWISE, (4, 6, 4), producer=1, view=reshaped(view, (4, 6, 4))),
+    ]
+    network = network_of(graph_of(vertices)).network
     assert network.tensors["x"].shape == (4, 6, 4)
     assert [operator.inputs[0].dims for operator in network.operators] == [("b", "s", "t"), ("b", "s", "c")]
     assert [dict(operator.dims) for operator in network.operators] == [{"b": 4, "s": 6, "t": 4}, {"b": 4, "s": 6, "c": 4}]
@@ -110,14 +114,13 @@ def test_a_cut_is_carried_along_the_whole_chain():
 @pytest.mark.parametrize("first", [(4, 2, 3), (4, 3, 2)])
 def test_views_that_do_not_fit_leave_the_second_reader_whole(first):
     second = (4, 3, 2) if first == (4, 2, 3) else (4, 2, 3)
-    names = ["0", "1"]
+    view = identity_view((4, 6), ["0", "1"])
     vertices = [
-        vertex("x", ImportedKind.INPUT, (4, 6), reads=False),
-        vertex("relu", ImportedKind.ELEMENTWISE, first),
-        vertex("tanh", ImportedKind.ELEMENTWISE, second),
+        vertex("x", ImportedKind.INPUT, (4, 6)),
+        vertex("relu", ImportedKind.ELEMENTWISE, first, producer=0, view=reshaped(view, first)),
+        vertex("tanh", ImportedKind.ELEMENTWISE, second, producer=0, view=reshaped(view, second)),
     ]
-    edges = [edge(0, 1, reshaped(identity_view((4, 6), names), first)), edge(0, 2, reshaped(identity_view((4, 6), names), second))]
-    network = network_of(graph_of(vertices, edges)).network
+    network = network_of(graph_of(vertices)).network
     assert network.tensors["x"].shape == first
     assert network.operators[0].inputs[0].dims == ("b", "s", "c")
     assert network.operators[1].inputs[0].dims == ("b", "", "")

@@ -139,7 +139,7 @@ def test_dims_line_up_on_every_edge(name, converted):
                     continue
                 assert operator.kind in ("convolution", "recurrent")
                 assert size % operator.dims[dim] == 0
-    shapes = {vertex.name: [operand.num_bytes / operand.itemsize for operand in vertex.outputs] for vertex in graph.vertices}
+    shapes = {vertex.name: [operand.num_elements for operand in vertex.outputs] for vertex in graph.vertices}
     for vertex_name, sizes in shapes.items():
         for number, size in enumerate(sizes):
             tensor = network.tensors.get(vertex_name if len(sizes) == 1 else f"{vertex_name}.{number}")
