@@ -13,6 +13,7 @@ from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.placement import stages_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,12 @@ def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ra
     Without a middle rank its entries are zeros. `_live_row` maps a number of micro-batches to a row. Entries of gpipe are per micro-batch.
     """
     p = num_ranks
-    first, last = _live_rows(schedule, stage_layers[::p], 0, p), _live_rows(schedule, stage_layers[p - 1 :: p], p - 1, p)
+    chunks_of_ranks = [
+        tuple(stage_layers[stage] for stage in stages) for stages in stages_of_ranks(p, len(stage_layers), schedule.placement)
+    ]
+    first, last = (_live_rows(schedule, chunks_of_ranks[rank], rank, p) for rank in (0, p - 1))
     # among ranks with equal layers, the first has the most in flight
-    ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
+    ranks = {chunks_of_ranks[rank]: rank for rank in range(p - 2, 0, -1)}
     middle = np.zeros_like(first)
     if ranks:
         candidates = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])

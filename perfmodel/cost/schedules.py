@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.placement import Placement, stages_of_ranks
 
 #: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights.
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
@@ -345,15 +346,18 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
 _DEPENDS_ON = {FORWARD: ("", -1), BACKWARD: (FORWARD, 1), INPUT_GRADIENT: (FORWARD, 1), WEIGHT_GRADIENT: (INPUT_GRADIENT, 0)}
 
 
-def pass_starts(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, hop: float = 0.0) -> list[list[float]]:
+def pass_starts(
+    orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, placement: Placement, hop: float = 0.0
+) -> list[list[float]]:
     """Return the start of each pass of each rank. [s]
 
-    lengths   time of each kind of pass on each virtual stage, in model order; stage k runs on rank k % p   [s]
+    lengths   time of each kind of pass on each virtual stage, in model order   [s]
     hop       time of a send from rank to rank, while both compute   [s]
     """
     num_ranks, num_stages = len(orders), len(lengths[FORWARD])
     num_microbatches = 1 + max(microbatch for order in orders for _, _, microbatch in order)
     ends = {kind: [[math.nan] * num_microbatches for _ in range(num_stages)] for kind in lengths}  # nan: not yet run
+    stages = stages_of_ranks(num_ranks, num_stages, placement)
     free = [0.0] * num_ranks
     starts: list[list[float]] = [[] for _ in orders]
     while any(len(begun) < len(order) for begun, order in zip(starts, orders, strict=True)):
@@ -361,9 +365,11 @@ def pass_starts(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence
         for rank, (order, begun) in enumerate(zip(orders, starts, strict=True)):
             while len(begun) < len(order):
                 kind, chunk, microbatch = order[len(begun)]
-                stage = chunk * num_ranks + rank
+                stage = stages[rank][chunk]
                 before, step = _DEPENDS_ON[kind]
-                received = ends[kind][stage + step][microbatch] + hop if step and 0 <= stage + step < num_stages else 0.0
+                sender = stage + step
+                sent = hop if sender not in stages[rank] else 0.0
+                received = ends[kind][sender][microbatch] + sent if step and 0 <= sender < num_stages else 0.0
                 ended = ends[before][stage][microbatch] if before else 0.0
                 if math.isnan(received + ended):
                     break

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
+from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
@@ -133,20 +134,20 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
 
 
 @session_cache(maxsize=4096)
-def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
-    """Return the stages for the blocks of each virtual stage, in model order. Stage k runs on rank k % num_ranks."""
-    return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks), stage_layers)
+def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement = Placement.LOOP) -> Stages:
+    """Return the stages for the blocks of each virtual stage, in model order."""
+    return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks, placement), stage_layers, placement)
 
 
 @session_cache(maxsize=4096)
-def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> Stages:
+def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...], placement: Placement) -> Stages:
     """Return stages whose ranks run on chips of several kinds: pipeline rank i on pool `pools[i]`.
 
     Consecutive ranks on one pool have their own copy of the regions. A quantity of a region can then differ by pool, and the sums over
     ranks stay valid.
     """
     every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(_copies(pools)[-1] + 1) for it in regions)
-    return _stages(every, runs_on_pools(regions, stage_layers, pools), stage_layers)
+    return _stages(every, runs_on_pools(regions, stage_layers, pools, placement), stage_layers, placement)
 
 
 def _copies(pools: tuple[int, ...]) -> list[int]:
@@ -154,26 +155,26 @@ def _copies(pools: tuple[int, ...]) -> list[int]:
     return [0, *np.cumsum(np.diff(pools) != 0).tolist()]
 
 
-def runs_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> list[tuple[float, ...]]:
+def runs_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...], placement: Placement) -> list[tuple[float, ...]]:
     """Return how often each rank runs each region of `stages_on_pools`."""
     copies, nothing = _copies(pools), (0.0,) * len(regions)
-    runs = zip(runs_of_ranks(regions, stage_layers, len(pools)), copies, strict=True)
+    runs = zip(runs_of_ranks(regions, stage_layers, len(pools), placement), copies, strict=True)
     return [(*nothing * copy, *runs_of_rank, *nothing * (copies[-1] - copy)) for runs_of_rank, copy in runs]
 
 
-def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[int, ...]) -> list[list[int]]:
+def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[int, ...], placement: Placement) -> list[list[int]]:
     """Return the regions of `stages_on_pools` of each virtual stage in forward order."""
     copies = _copies(pools)
     return [
-        [copies[stage % len(pools)] * len(regions) + region for region in run]
+        [copies[rank_of_stage(stage, len(pools), placement)] * len(regions) + region for region in run]
         for stage, run in enumerate(stage_order(regions, stage_layers))
     ]
 
 
-def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
+def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...], placement: Placement) -> Stages:
     """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
-    by_rank = np.reshape(stage_layers, (-1, p))
+    by_rank = np.array(stage_layers)[_stages_by_chunk(p, len(stage_layers), placement)]
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
@@ -194,15 +195,20 @@ def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
     return maximal
 
 
-def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
+def _stages_by_chunk(num_ranks: int, num_stages: int, placement: Placement) -> NDArray[np.int64]:
+    """Return the virtual stages as [chunk of a rank, rank]."""
+    return np.array(stages_of_ranks(num_ranks, num_stages, placement)).T
+
+
+def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int, placement: Placement) -> tuple[float, ...]:
     """Return how often one rank runs each region."""
-    return runs_of_ranks(regions, tuple(stage_layers), num_ranks)[rank]
+    return runs_of_ranks(regions, tuple(stage_layers), num_ranks, placement)[rank]
 
 
 @session_cache(maxsize=4096)
-def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
+def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
-    by_rank = _runs_of_stages(regions, stage_layers).reshape(-1, num_ranks, len(regions)).sum(axis=0)
+    by_rank = _runs_of_stages(regions, stage_layers)[_stages_by_chunk(num_ranks, len(stage_layers), placement)].sum(axis=0)
     return tuple(map(tuple, by_rank.astype(np.float64).tolist()))
 
 

@@ -35,6 +35,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
 from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.measured import TRACE_NAMES
+from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.plan import Plan, place_of
 
 #: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
@@ -127,7 +128,9 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
     steps = {}  # of each kind of pipeline, by the pools of its ranks; chips of one kind are one pool
     for on, columns in pipelines.items():
         of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
-        steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions, slowest)
+        steps[on] = _Step(
+            plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on, plan.schedule.placement), of_regions, slowest
+        )
     kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
     numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
     detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
@@ -162,11 +165,12 @@ class _Step:
         times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
         self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
-        starts = pass_starts(self.passes, lengths, hop=scalar(columns.hop) if p > 1 else 0.0)
-        ends = [
-            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True)]
-            for rank in range(p)
-        ]
+        self.stages = stages_of_ranks(p, len(order), plan.schedule.placement)
+        starts = pass_starts(self.passes, lengths, placement=plan.schedule.placement, hop=scalar(columns.hop) if p > 1 else 0.0)
+        ends = [list[float]() for _ in range(p)]
+        for rank, stages in enumerate(self.stages):
+            for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True):
+                ends[rank].append(start + lengths[kind][stages[chunk]])
         last = max(rank[-1] for rank in ends)
         self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
 
@@ -175,14 +179,14 @@ class _Step:
 
     def of_pass(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[Span]:
         """Return the spans of a pass of a virtual stage, without start times."""
-        run = self.order[chunk * self.p + stage]
+        run = self.order[self.stages[stage][chunk]]
         layers = [self.spans[i][kind] for i in (run if kind == FORWARD else reversed(run))]
         spans = list(chain(*(map(_by_part, layers) if detail is Detail.LAYERS else layers)))
         return _by_part(spans) if detail is Detail.PASSES else spans
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
-        runs = Counter(chain(*self.order[stage :: self.p]))
+        runs = Counter(chain(*(self.order[k] for k in self.stages[stage])))
         parts = rank_parts(self.estimators[stage], self.plan, self.columns, [float(runs[i]) for i in range(len(self.spans))])
         of_pass, outside = self.scaled(stage, detail, parts)
         gaps, stretch = self.gaps(stage, parts)

@@ -20,6 +20,7 @@ from enum import IntEnum, StrEnum
 
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.values import several
+from perfmodel.parallel.placement import Placement
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -50,6 +51,11 @@ class PipelineSchedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
+
+    @property
+    def placement(self) -> Placement:
+        """Rank of each virtual stage."""
+        return Placement.LOOP
 
     @property
     def splits_backward(self) -> bool:

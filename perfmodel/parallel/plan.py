@@ -22,6 +22,7 @@ from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.placement import stages_of_rank
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -39,7 +40,7 @@ SCHEMA_VERSION = 1
 class Plan:
     """One complete row of the space of plans; nothing is decided later.
 
-    stage_layers[k] is the number of layers of virtual stage k, in model order; the stage is on pipeline rank k % pp.
+    stage_layers[k] is the number of layers of virtual stage k, in model order; `schedule.placement` states its rank.
 
     sharding     rules: axes of the layout that shard each dim of the operators; or an assignment: a sharding per operator, over a mesh of
                  the chips of each of `pp` stages. The other axes are then 1, and a micro-batch is that of all chips of a stage
@@ -101,6 +102,11 @@ class Plan:
     @property
     def has_experts(self) -> bool:
         return isinstance(self.job.model, TransformerConfig) and self.job.model.parts.experts is not None
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """Return the virtual stages of a pipeline rank, in model order."""
+        pp = self.layout.pp
+        return stages_of_rank(rank, pp, pp * self.virtual_stages, self.schedule.placement)
 
     @property
     def num_microbatches(self) -> int:
@@ -496,12 +502,13 @@ def make_plan(
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
+    schedule: PipelineSchedule = _chosen(PipelineSchedule, "schedule", chosen.get("schedule", PipelineSchedule.ONE_F_ONE_B))
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(read_integer(layers, "stage_layers", least=0) for layers in stage_layers)
     else:
-        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
+        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1), schedule.placement)
     if chosen.get("etp") is None:
         chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.parts.experts is not None else 1
     return Plan(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.cost.schedules import FORWARD, INPUT_GRADIENT, Pass, pass_starts
+from perfmodel.parallel.placement import Placement, stages_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +17,14 @@ class Run:
     held: tuple[int, ...]
 
 
-def simulate(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, hop: float = 0.0) -> Run:
+def simulate(
+    orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, placement: Placement = Placement.LOOP, hop: float = 0.0
+) -> Run:
     """Run the orders; arguments as `pass_starts` has them."""
-    starts, p = pass_starts(orders, lengths, hop=hop), len(orders)
+    starts, p = pass_starts(orders, lengths, placement=placement, hop=hop), len(orders)
+    stages = stages_of_ranks(p, len(lengths[FORWARD]), placement)
     ends = (
-        start + lengths[kind][chunk * p + rank]
+        start + lengths[kind][stages[rank][chunk]]
         for rank, order in enumerate(orders)
         for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)
     )

@@ -122,7 +122,7 @@ class TrainingProgram:
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages
-        self.stage_indices = range(coordinates["pp"], num_stages, layout.pp)
+        self.stage_indices = plan.stages_of_rank(coordinates["pp"])
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
