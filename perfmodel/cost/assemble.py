@@ -74,7 +74,7 @@ def outside_pipeline(
     return OutsidePipelineTime(
         gather=gather,
         reduction=reduction,
-        tied=tied,
+        tied=0.0 if stages.is_folded else tied,
         optimizer=optimizer_time(terms, stages, sizes.optimizer, machine),
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
@@ -164,7 +164,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
         stages=stage_columns(
             [
-                stages_of(program.regions, blocks, plan.layout.pp, first.schedule.placement)
+                stages_of(program.regions, blocks, plan.layout.pp, first.schedule.placement, first.schedule.is_simulated)
                 for plan, blocks in zip(rows, stage_layers, strict=True)
             ]
         ),

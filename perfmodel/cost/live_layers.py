@@ -13,7 +13,7 @@ from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
-from perfmodel.parallel.placement import stages_of_ranks
+from perfmodel.parallel.placement import Placement, stages_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,14 @@ def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ra
         tuple(stage_layers[stage] for stage in stages) for stages in stages_of_ranks(p, len(stage_layers), schedule.placement)
     ]
     first, last = (_live_rows(schedule, chunks_of_ranks[rank], rank, p) for rank in (0, p - 1))
-    # among ranks with equal layers, the first has the most in flight
+    # among ranks with equal layers, the first has the most in flight; in a V the last one, if the second virtual stage is the longer one
     ranks = {chunks_of_ranks[rank]: rank for rank in range(p - 2, 0, -1)}
+    fullest = set(ranks.values())
+    if schedule.placement is Placement.V:
+        fullest |= {*{chunks_of_ranks[rank]: rank for rank in range(1, p - 1)}.values()}
     middle = np.zeros_like(first)
-    if ranks:
-        candidates = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
+    if fullest:
+        candidates = np.array([_live_rows(schedule, chunks_of_ranks[rank], rank, p) for rank in sorted(fullest)])
         middle = np.take_along_axis(candidates, candidates[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
     return np.stack([first, middle, last], axis=1)
 

@@ -156,6 +156,9 @@ class _Mixed:
     """
 
     def __init__(self, estimator: MixedEstimator, plan: Plan) -> None:
+        if plan.schedule.is_simulated:
+            rule = "is predicted on chips of one kind: the times of its virtual stages are those of one chip"
+            raise bad_field("schedule", str(plan.schedule), rule, "use 1f1b, interleaved or zero-bubble")
         self.estimator, self.plan = estimator, plan
         self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
         self.estimators, self.joined = estimator.pools, estimator.joined

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from operator import add
 from typing import Any
 
@@ -41,6 +41,8 @@ class Stages:
     total      [region] over all ranks
     is_single  1 with one rank, else 0
     unequal    blocks of the longest virtual stage, less the mean of those of the largest rank
+    is_folded  whether the last virtual stage is on the first rank (`Placement.V`)
+    by_stage   [virtual stage][region] runs, in model order; empty unless the stages were asked for it
 
     num_ranks        number of distinct ranks
     sums, total_sum  terms of the sum over regions: on each distinct rank, and over all ranks
@@ -52,6 +54,8 @@ class Stages:
     total: ByRegion
     is_single: Column
     unequal: Column = 0.0
+    is_folded: bool = False
+    by_stage: tuple[ByRegion, ...] = ()
     num_ranks: int = field(init=False)
     sums: tuple[_Sum, ...] = field(init=False, repr=False, compare=False)
     total_sum: _Sum = field(init=False, repr=False, compare=False)
@@ -67,8 +71,23 @@ class Stages:
         return 1.0 if rank == 0 else self.is_single if rank == self.num_ranks - 1 else 0.0
 
     def is_last(self, rank: int) -> Any:
-        """Return 1 for the last rank, else 0."""
+        """Return 1 for the rank of the last virtual stage, else 0."""
+        if self.is_folded:
+            return self.is_first(rank)
         return 1.0 if rank == self.num_ranks - 1 else self.is_single if rank == 0 else 0.0
+
+    @property
+    def joins_ends(self) -> Column:
+        """1 if the first and the last virtual stage are on the first rank, else 0."""
+        return 1.0 if self.is_folded else self.is_single
+
+    def has_both_ends(self, rank: int) -> Column:
+        """Return 1 if the first and the last virtual stage are on a distinct rank, else 0."""
+        return float(rank == 0) if self.is_folded else self.is_single
+
+    def may_end(self, rank: int) -> bool:
+        """Return whether the last virtual stage may be on a distinct rank: with one rank, the last entry stands for it."""
+        return rank == (0 if self.is_folded else self.num_ranks - 1)
 
     def blocks(self, rank: int) -> Any:
         """Return the number of blocks of all kinds that a rank runs."""
@@ -87,6 +106,8 @@ class Stages:
             total=tuple(map(some, self.total)),
             is_single=some(self.is_single),
             unequal=some(self.unequal),
+            is_folded=self.is_folded,
+            by_stage=tuple(tuple(map(some, runs)) for runs in self.by_stage),
         )
 
     def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
@@ -134,9 +155,14 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
 
 
 @session_cache(maxsize=4096)
-def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement = Placement.LOOP) -> Stages:
-    """Return the stages for the blocks of each virtual stage, in model order."""
-    return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks, placement), stage_layers, placement)
+def stages_of(
+    regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement = Placement.LOOP, by_stage: bool = False
+) -> Stages:
+    """Return the stages for the blocks of each virtual stage, in model order. by_stage: with the runs of each."""
+    stages = _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks, placement), stage_layers, placement)
+    if not by_stage:
+        return stages
+    return replace(stages, by_stage=tuple(map(tuple, _runs_of_stages(regions, stage_layers).astype(np.float64).tolist())))
 
 
 @session_cache(maxsize=4096)
@@ -183,6 +209,7 @@ def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layer
         total=tuple(np.sum(per_rank, axis=0).tolist()),
         is_single=1.0 if p == 1 else 0.0,
         unequal=max(stage_layers) - float(by_rank.sum(axis=0).max() / len(by_rank)),
+        is_folded=p > 1 and rank_of_stage(len(stage_layers) - 1, p, placement) == 0,
     )
 
 
@@ -259,6 +286,7 @@ def stage_columns(plans: Sequence[Stages]) -> Stages:
         return plans[0]
     between = max(stages.num_ranks for stages in plans) - 2
     nothing = (0.0,) * len(plans[0].regions)
+    by_stage = [stages.by_stage for stages in plans]
     ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in plans]
     return Stages(
         regions=plans[0].regions,
@@ -267,6 +295,8 @@ def stage_columns(plans: Sequence[Stages]) -> Stages:
         total=tuple(map(_column, zip(*(stages.total for stages in plans), strict=True))),
         is_single=np.array([stages.is_single for stages in plans]),
         unequal=np.array([stages.unequal for stages in plans]),
+        is_folded=plans[0].is_folded,
+        by_stage=tuple(tuple(map(_column, zip(*of_plans, strict=True))) for of_plans in zip_longest(*by_stage, fillvalue=nothing)),
     )
 
 
@@ -280,6 +310,11 @@ def _column(values: tuple[float, ...]) -> Any:
 def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
     """Return the sum of a quantity over the regions of each distinct rank."""
     return _added(values, stages.sums)
+
+
+def virtual_sums(values: ByRegion, stages: Stages) -> Ranks:
+    """Return the sum of a quantity over the regions of each virtual stage, in model order."""
+    return _added(values, tuple(map(_sum, stages.by_stage)))
 
 
 def total_pass(values: ByRegion, stages: Stages) -> Any:

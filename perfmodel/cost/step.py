@@ -19,7 +19,19 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
-from perfmodel.cost.stages import Ranks, Stages, block_rows, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
+from perfmodel.cost.stages import (
+    Ranks,
+    Stages,
+    block_rows,
+    inner_regions,
+    mean_block,
+    plus,
+    slowest_stage,
+    stage_sums,
+    sum_of,
+    total_pass,
+    virtual_sums,
+)
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, TENSOR_AXES
@@ -391,6 +403,9 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         total_w = total_pass(regions.weights, stages)
         slowest_w = pace(stage_sums(regions.weights, stages), total_w, num_ranks, weight)
         times = replace(times, total_weights=total_w, slowest_weights=slowest_w)
+    if pipeline.schedule.is_simulated:
+        by_kind = (virtual_sums(of, stages) for of in (regions.forward, regions.backward, regions.weights))
+        times = replace(times, by_stage=tuple(zip(*by_kind, strict=True)))
     schedule = SCHEDULES[pipeline.schedule]
     beat = times.slowest_forward + times.slowest_backward if schedule.paces_apart else times.slowest
     return schedule.time(times, pipeline) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)

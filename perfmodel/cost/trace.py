@@ -26,7 +26,8 @@ from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, st
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT, pass_starts
+from perfmodel.cost.schedules import SCHEDULES
+from perfmodel.cost.simulation import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -159,20 +160,28 @@ class _Step:
         self.step_time, self.wait = step_time, step_time - scalar(columns.step_time)
         self.p = p = plan.layout.pp
         self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
-        drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
-        self.passes = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
-        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
+        drawn = -(-m // p) * p if plan.schedule.groups_microbatches else m  # interleaved passes come in groups of p
+        orders = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
         times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
         self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
+        if plan.schedule.splits_backward:
+            parts = zip(lengths[INPUT_GRADIENT], lengths[WEIGHT_GRADIENT], strict=True)
+            lengths[BACKWARD] = [sum(of_stage) for of_stage in parts]
         self.stages = stages_of_ranks(p, len(order), plan.schedule.placement)
-        starts = pass_starts(self.passes, lengths, placement=plan.schedule.placement, hop=scalar(columns.hop) if p > 1 else 0.0)
-        ends = [list[float]() for _ in range(p)]
-        for rank, stages in enumerate(self.stages):
-            for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True):
-                ends[rank].append(start + lengths[kind][stages[chunk]])
-        last = max(rank[-1] for rank in ends)
-        self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
+        times_of_passes = pass_times(orders, lengths, placement=plan.schedule.placement, hop=scalar(columns.hop) if p > 1 else 0.0)
+        last = max(of_rank[-1][1] for of_rank in times_of_passes)
+        self.passes: list[list[Pass]] = [[] for _ in range(p)]
+        self.idle: list[list[float]] = [[] for _ in range(p)]  # before each pass, and after the last one
+        for passes, idle, order_of_rank, of_rank in zip(self.passes, self.idle, orders, times_of_passes, strict=True):
+            now = 0.0
+            for (kind, chunk, microbatch), (start, end) in zip(order_of_rank, of_rank, strict=True):
+                is_split = kind in (BACKWARD, PAIRED_BACKWARD) and plan.schedule.splits_backward
+                passes += [(part, chunk, microbatch) for part in (self.kinds[1:] if is_split else (kind,))]
+                idle += [max(start - now, 0.0), *[0.0] * is_split]
+                now = end
+            idle.append(max(last - now, 0.0))
+        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
 
     def num_spans(self, stage: int, detail: Detail) -> int:
         return sum(n * sum(not span.hidden for span in self.of_pass(stage, *key, detail)) for key, n in self.counts[stage].items())
@@ -306,7 +315,7 @@ class _Step:
 
     def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[Span]) -> list[Span]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
-        terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
+        terms, run = self.columns.plans.terms, self.order[self.stages[stage][chunk]]
 
         def of_run(times: Mapping[str, tuple[Any, ...]], when: str) -> float:
             return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
@@ -330,7 +339,7 @@ class _Step:
         order, in_flight = self.passes[stage], [0.0]
         changes = {FORWARD: 1.0, self.kinds[-1]: -1.0}
         for kind, chunk, _ in order:
-            in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * changes.get(kind, 0.0))
+            in_flight.append(in_flight[-1] + len(self.order[self.stages[stage][chunk]]) * changes.get(kind, 0.0))
         backward = [i for i, (kind, _, _) in enumerate(order) if kind != FORWARD]
         peak = max(backward, key=lambda i: in_flight[i])
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}

@@ -87,7 +87,9 @@ class Knobs:
     )  # fmt: skip
     sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, is_searched=True)
     micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)
-    schedule: str | None = _choice("gpipe, 1f1b, interleaved or zero-bubble", choices=PipelineSchedule, is_searched=True, in_files="1f1b")
+    schedule: str | None = _choice(
+        "gpipe, 1f1b, interleaved, zero-bubble, zbv or dualpipev", choices=PipelineSchedule, is_searched=True, in_files="1f1b",
+    )  # fmt: skip
     virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
     recompute: str | None = _choice("none, selective or full", choices=Recompute, is_searched=True, in_files="none")
     recompute_modules: Sequence[str] | None = word(

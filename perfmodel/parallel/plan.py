@@ -299,6 +299,9 @@ def check_plan(plan: Plan) -> None:
 
 def _check_schedule(plan: Plan) -> None:
     pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
+    if schedule.num_chunks and virtual != schedule.num_chunks:
+        rule = f"schedule={schedule} has {schedule.num_chunks} stages on a rank"
+        raise bad_field("virtual_stages", virtual, rule, f"use {schedule.num_chunks}, or schedule=interleaved")
     if virtual > 1 and not schedule.takes_chunks:
         raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {schedule}; add --schedule interleaved")
     if schedule.needs_chunks and (virtual < 2 or pp < 2):
@@ -316,6 +319,9 @@ def _check_schedule(plan: Plan) -> None:
             f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
             "change micro_batch or use 1f1b"
         )
+    if not schedule.admits(plan.num_microbatches, pp):
+        rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
+        raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 
 
 def _check_assigned(plan: Plan, assignment: Assignment) -> None:
@@ -332,6 +338,9 @@ def _check_assigned(plan: Plan, assignment: Assignment) -> None:
         raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={pp} alone")
     if plan.micro_batch < 1 or batch % plan.micro_batch:
         raise bad_field("micro_batch", plan.micro_batch, f"must divide global_batch={batch}", "use a divisor")
+    if plan.schedule.is_simulated:
+        rule = "a plan with a sharding per operator has a closed form of its schedule"
+        raise bad_field("schedule", str(plan.schedule), rule, "use 1f1b, or a plan with rules")
     _check_schedule(plan)
 
 
@@ -503,6 +512,8 @@ def make_plan(
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
     schedule: PipelineSchedule = _chosen(PipelineSchedule, "schedule", chosen.get("schedule", PipelineSchedule.ONE_F_ONE_B))
+    if schedule.num_chunks:
+        chosen = {"virtual_stages": schedule.num_chunks} | chosen
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")

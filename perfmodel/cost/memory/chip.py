@@ -102,10 +102,9 @@ ActivationBytes = dict[At, tuple[Any, Any]]
 
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
     """Return the parts with their own passes in flight on a distinct rank: blocks, and regions before or after them."""
-    first, last = stages.regions[0], stages.regions[-1]
-    if rank == 0:
-        return (At.BLOCKS,) if first.is_block else (At.BLOCKS, At.FIRST)
-    return (At.BLOCKS, At.LAST) if rank == stages.num_ranks - 1 and not last.is_block else (At.BLOCKS,)
+    has_first = rank == 0 and not stages.regions[0].is_block
+    has_last = stages.may_end(rank) and not stages.regions[-1].is_block
+    return (At.BLOCKS, *[At.FIRST] * has_first, *[At.LAST] * has_last)
 
 
 def kept_memory(
@@ -195,7 +194,7 @@ def kept_on_rank(
     schedule = SCHEDULES[pipeline.schedule]
     p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
     is_first, is_last = stages.is_first(rank), stages.is_last(rank)
-    begun, ended = is_first * schedule.begun(index, pipeline), is_last * (m if schedule.keeps_all else 1.0)
+    begun, ended = is_first * schedule.begun(index, pipeline), is_last * schedule.ended(index, pipeline)
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     if activations.postponed:
