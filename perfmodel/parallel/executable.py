@@ -17,6 +17,7 @@ from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.placement import Placement
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
@@ -111,6 +112,9 @@ def not_modules_reason(plan: Plan) -> str:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
         return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"
+    if plan.schedule.placement is Placement.V and (model.tie_word_embeddings or model.num_mtp_layers):
+        rule = "the executor's stages are separate modules, of which two on one rank cannot share a matrix"
+        return f"schedule={plan.schedule}: {model.name} reads its embedding at both ends, and {rule}; use schedule=1f1b"
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (

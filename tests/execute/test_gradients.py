@@ -88,6 +88,26 @@ def test_gradients_equal_those_of_one_process(form, variant, groups):
     assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
+#: Schedules in a V, of a model whose ends share no matrix: both are on the first rank.
+V_FORMS = {
+    "zbv": (2, dict(pp=2, schedule="zbv", micro_batch=2)),
+    "zbv, few micro-batches, uneven": (2, dict(pp=2, schedule="zbv", micro_batch=4, stage_layers=(0, 2, 1, 1))),
+    "dualpipev": (2, dict(pp=2, schedule="dualpipev")),
+    "zbv x zero 3": (4, dict(pp=2, schedule="zbv", dp_shard=2, zero=3)),
+    "zbv x zero 1": (4, dict(pp=2, schedule="zbv", dp_shard=2, zero=1)),
+    "dualpipev x tensor and sequence": (4, dict(pp=2, schedule="dualpipev", tp=2)),
+}
+
+
+@pytest.mark.parametrize("form", mostly_nightly(V_FORMS, ("zbv", "dualpipev", "zbv x zero 3")))
+def test_gradients_in_a_v_equal_those_of_one_process(form, groups):
+    num_ranks, knobs = V_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny("llama"), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} - {"loss"} == {shape.name for shape in tiny("llama").parameter_shapes()}
+
+
 #: Models with experts: each mesh of experts combined with each of attention's axes.
 EXPERT_FORMS = {
     "every expert everywhere, zero 3": (2, dict(zero=3)),

@@ -16,9 +16,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from perfmodel.execute.launch.launch import Worker
@@ -43,6 +45,8 @@ _SCHEDULES = {
     PipelineSchedule.ONE_F_ONE_B: Schedule1F1B,
     PipelineSchedule.INTERLEAVED: ScheduleInterleaved1F1B,
     PipelineSchedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    PipelineSchedule.ZBV: ScheduleZBVZeroBubble,
+    PipelineSchedule.DUALPIPEV: ScheduleDualPipeV,
 }
 
 
