@@ -89,6 +89,10 @@ class Stages:
         """Return whether the last virtual stage may be on a distinct rank: with one rank, the last entry stands for it."""
         return rank == (0 if self.is_folded else self.num_ranks - 1)
 
+    def num_local(self, rank: int) -> float:
+        """Return the number of inputs that a distinct rank receives from itself: in a V, two on the last rank for each micro-batch."""
+        return 2.0 if self.is_folded and rank == self.num_ranks - 1 else 0.0
+
     def blocks(self, rank: int) -> Any:
         """Return the number of blocks of all kinds that a rank runs."""
         return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])

@@ -207,7 +207,7 @@ def kept_on_rank(
     # the input of a pass is already in its receive buffer
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
-    receives = m * ((2.0 * v - is_first) - is_last)
+    receives = m * (((2.0 * v - is_first) - is_last) - stages.num_local(rank))
     return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * ((receives - none_left) * activations.boundary)
 
 
