@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.simulation import (
+from perfmodel.foundation.columns import Column
+from perfmodel.foundation.session import session_cache
+from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.pass_orders import (
     BACKWARD,
     FORWARD,
-    FREEING,
     INPUT_GRADIENT,
     PAIRED_BACKWARD,
     WEIGHT_GRADIENT,
@@ -27,10 +29,8 @@ from perfmodel.cost.simulation import (
     in_flight,
     pass_times,
 )
-from perfmodel.foundation.columns import Column
-from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class StageTimes:
 class Pipeline:
     """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns."""
 
-    schedule: PipelineSchedule
+    schedule: AnySchedule
     num_ranks: Column
     num_microbatches: Column
     virtual_stages: Column
@@ -291,24 +291,25 @@ of all of them (`tests/oracles`), and exact for even stages."""
 
 
 class Simulated(Schedule):
-    """A schedule whose step is its simulated orders (`cost/simulation.py`), with the times of every virtual stage.
+    """A schedule whose step is its simulated orders (`parallel/pass_orders.py`), with the times of every virtual stage.
 
     least   micro-batches that the orders need, as a multiple of the ranks; fewer, which no plan has, are simulated as that number
+    most    micro-batches that are simulated, as a multiple of the ranks
     """
 
-    placement: ClassVar[Placement] = Placement.V
+    placement: Placement = Placement.V
     least: ClassVar[int] = 0
+    most: ClassVar[float] = STEADY_MULTIPLE
 
     def simulated(self, num_ranks: float, num_microbatches: float) -> int:
         """Return the number of micro-batches in the simulation of a step."""
-        return int(min(max(num_microbatches, self.least * num_ranks), STEADY_MULTIPLE * num_ranks))
+        return int(min(max(num_microbatches, self.least * num_ranks), self.most * num_ranks))
 
     def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
         """end of the last pass of m' = min(m, 4 p) micro-batches + (m - m') c"""
         forward, backward, weights = zip(*times.by_stage, strict=True)
         end = self._ends(pipeline, (*forward, *backward, *weights))
-        m, most = pipeline.num_microbatches, STEADY_MULTIPLE * np.asarray(pipeline.num_ranks)
-        return end + np.maximum(m - most, 0.0) * times.slowest
+        return end + np.maximum(pipeline.num_microbatches - self.most * np.asarray(pipeline.num_ranks), 0.0) * times.slowest
 
     def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
         """Simulated, on even stages with a forward pass and both parts of backward of equal length."""
@@ -374,7 +375,7 @@ def _passes_held(schedule: Simulated, rank: int, num_ranks: int, num_microbatche
         if chunk or rank:
             postponed += (kind == INPUT_GRADIENT) - (kind == WEIGHT_GRADIENT)
         if chunk == num_chunks - 1:
-            in_last += (kind == FORWARD) - (kind in FREEING)
+            in_last += (kind == FORWARD) - (kind not in (FORWARD, WEIGHT_GRADIENT))
         most_postponed, most_in_last = max(most_postponed, postponed), max(most_in_last, in_last)
     return float(begun), float(most_postponed), float(most_in_last)
 
@@ -470,6 +471,34 @@ class _Run:
         """Add the gradients of weights that have waited for the longest, if there are any."""
         if self.pending:
             self.passes.append((WEIGHT_GRADIENT, *self.pending.pop(0)))
+
+
+class FromFile(Simulated):
+    """A schedule from a file, for one number of ranks and of micro-batches."""
+
+    most = np.inf
+
+    def __init__(self, table: ScheduleTable) -> None:
+        self.table, self.placement = table, table.placement
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        return list(self.table.orders[rank])
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.ones(np.shape(num_microbatches))
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        return np.array([in_flight(self.table.orders[rank], chunks)])
+
+
+@session_cache(maxsize=64)
+def _from_file(table: ScheduleTable) -> FromFile:
+    return FromFile(table)
+
+
+def schedule_of(schedule: AnySchedule) -> Schedule:
+    """Return the orders and times of a schedule."""
+    return _from_file(schedule) if isinstance(schedule, ScheduleTable) else SCHEDULES[schedule]
 
 
 SCHEDULES: dict[PipelineSchedule, Schedule] = {

@@ -26,8 +26,7 @@ from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, st
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedules import SCHEDULES
-from perfmodel.cost.simulation import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -36,6 +35,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
 from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.measured import TRACE_NAMES
+from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
 from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.plan import Plan, place_of
 
@@ -161,7 +161,7 @@ class _Step:
         self.p = p = plan.layout.pp
         self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
         drawn = -(-m // p) * p if plan.schedule.groups_microbatches else m  # interleaved passes come in groups of p
-        orders = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
+        orders = [schedule_of(plan.schedule).order(rank, p, drawn, len(order) // p) for rank in range(p)]
         times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
         self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
@@ -176,8 +176,10 @@ class _Step:
         for passes, idle, order_of_rank, of_rank in zip(self.passes, self.idle, orders, times_of_passes, strict=True):
             now = 0.0
             for (kind, chunk, microbatch), (start, end) in zip(order_of_rank, of_rank, strict=True):
-                is_split = kind in (BACKWARD, PAIRED_BACKWARD) and plan.schedule.splits_backward
-                passes += [(part, chunk, microbatch) for part in (self.kinds[1:] if is_split else (kind,))]
+                is_whole = kind in (BACKWARD, PAIRED_BACKWARD)
+                is_split = is_whole and plan.schedule.splits_backward
+                parts = self.kinds[1:] if is_whole else (kind,)
+                passes += [(part, chunk, microbatch) for part in parts]
                 idle += [max(start - now, 0.0), *[0.0] * is_split]
                 now = end
             idle.append(max(last - now, 0.0))

@@ -56,6 +56,11 @@ class PipelineSchedule(StrEnum):
     DUALPIPEV = "dualpipev"
 
     @property
+    def listed_as(self) -> str:
+        """Its name in plan files and in the lists of frameworks."""
+        return str(self)
+
+    @property
     def placement(self) -> Placement:
         """Rank of each virtual stage."""
         return Placement.V if self in (PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV) else Placement.LOOP

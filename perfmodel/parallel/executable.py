@@ -39,7 +39,7 @@ def not_executable_reason(plan: Plan) -> str:
     """Return why the executor cannot run a plan of this form on any machine; "" if it can."""
     network = plan.job.model
     if isinstance(network, NetworkModel):
-        if plan.schedule.splits_backward:
+        if plan.schedule.splits_backward or plan.schedule.is_simulated:
             return f"schedule={plan.schedule}: the interpreter runs backward passes as a whole; use 1f1b"
         return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train

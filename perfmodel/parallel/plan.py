@@ -23,6 +23,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.placement import stages_of_rank
+from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -59,7 +60,7 @@ class Plan:
     micro_batch: int
     recompute: Recompute
     recompute_operators: tuple[str, ...]
-    schedule: PipelineSchedule
+    schedule: AnySchedule
     virtual_stages: int
     stage_layers: tuple[int, ...]
     attention: AttentionKernel
@@ -168,6 +169,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "stage_layers": list(plan.stage_layers),
         "profile": plan.framework.name,
         **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
+        **({"schedule": FILE, "schedule_table": plan.schedule.to_dict()} if isinstance(plan.schedule, ScheduleTable) else {}),
         "calibration": plan.calibration,
     }
 
@@ -179,7 +181,7 @@ def _knobs_of(plan: Plan) -> dict[str, Any]:
         if name in EXPERT_KNOBS and not plan.has_experts:
             continue
         value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, "rule_set" if name == "rules" else name)
-        knobs[name] = str(value) if isinstance(value, str) else value
+        knobs[name] = str(value) if isinstance(value, (str, ScheduleTable)) else value
     return knobs | {"zero": int(plan.zero)}
 
 
@@ -299,6 +301,8 @@ def check_plan(plan: Plan) -> None:
 
 def _check_schedule(plan: Plan) -> None:
     pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
+    if isinstance(schedule, ScheduleTable) and pp != schedule.num_ranks:
+        raise bad_field("pp", pp, f"schedule={schedule} has the orders of {schedule.num_ranks} ranks", f"use pp={schedule.num_ranks}")
     if schedule.num_chunks and virtual != schedule.num_chunks:
         rule = f"schedule={schedule} has {schedule.num_chunks} stages on a rank"
         raise bad_field("virtual_stages", virtual, rule, f"use {schedule.num_chunks}, or schedule=interleaved")
@@ -319,6 +323,10 @@ def _check_schedule(plan: Plan) -> None:
             f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
             "change micro_batch or use 1f1b"
         )
+    if isinstance(schedule, ScheduleTable) and plan.num_microbatches != schedule.num_microbatches:
+        wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
+        rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
+        raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
     if not schedule.admits(plan.num_microbatches, pp):
         rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
         raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
@@ -353,7 +361,7 @@ def assigned_plan(
     zero: int = 0,
     recompute: Recompute = Recompute.NONE,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
+    schedule: AnySchedule = PipelineSchedule.ONE_F_ONE_B,
     virtual_stages: int = 1,
     attention: AttentionKernel = AttentionKernel.FLASH,
     profile: str = "megatron",
@@ -511,7 +519,7 @@ def make_plan(
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
-    schedule: PipelineSchedule = _chosen(PipelineSchedule, "schedule", chosen.get("schedule", PipelineSchedule.ONE_F_ONE_B))
+    schedule: AnySchedule = _chosen(PipelineSchedule, "schedule", chosen.get("schedule", PipelineSchedule.ONE_F_ONE_B))
     if schedule.num_chunks:
         chosen = {"virtual_stages": schedule.num_chunks} | chosen
     if stage_layers is not None:
@@ -555,8 +563,8 @@ def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> Ru
 
 
 def _chosen(kind: type[StrEnum] | None, name: str, value: Any) -> Any:
-    """Return the member of a closed choice; a value of another kind unchanged."""
-    if kind is None:
+    """Return the member of a closed choice; a value of another kind, and a schedule from a file, unchanged."""
+    if kind is None or isinstance(value, ScheduleTable):
         return value
     try:
         return kind(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.cost.simulation import FORWARD, INPUT_GRADIENT, Pass, pass_times
+from perfmodel.parallel.pass_orders import FORWARD, INPUT_GRADIENT, Pass, pass_times
 from perfmodel.parallel.placement import Placement
 
 

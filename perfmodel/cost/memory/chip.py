@@ -21,7 +21,7 @@ from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.schedules import SCHEDULES, Pipeline
+from perfmodel.cost.schedules import Pipeline, schedule_of
 from perfmodel.cost.stages import Stages, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, frozen_bytes, held_elements
 from perfmodel.foundation.columns import Column
@@ -191,7 +191,7 @@ def kept_on_rank(
     At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
     until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
     """
-    schedule = SCHEDULES[pipeline.schedule]
+    schedule = schedule_of(pipeline.schedule)
     p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
     is_first, is_last = stages.is_first(rank), stages.is_last(rank)
     begun, ended = is_first * schedule.begun(index, pipeline), is_last * schedule.ended(index, pipeline)

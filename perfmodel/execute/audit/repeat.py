@@ -14,6 +14,7 @@ from typing import Any
 from perfmodel.cost.counts import RankCounts
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.schedule_table import ScheduleTable
 
 
 def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
@@ -26,6 +27,8 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     micro-batches of a stage are in flight.
     """
     p, m = plan.layout.pp, plan.num_microbatches
+    if isinstance(plan.schedule, ScheduleTable):
+        return (m,)
     if plan.schedule.groups_microbatches and p > 1:
         first, step = 3 * p, p
     elif plan.schedule.is_simulated:

@@ -21,6 +21,8 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
+    _Action,
+    _PipelineScheduleRuntime,
 )
 
 from perfmodel.execute.launch.launch import Worker
@@ -35,6 +37,7 @@ from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
 from perfmodel.execute.zero import dtypes_of
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.workload.routing import RoutingCounts
 
 #: Phases of a step, in order. In a pipelined step, forward and backward are not separable: both are `pipeline`.
@@ -48,6 +51,15 @@ _SCHEDULES = {
     PipelineSchedule.ZBV: ScheduleZBVZeroBubble,
     PipelineSchedule.DUALPIPEV: ScheduleDualPipeV,
 }
+
+
+def _runtime_of(table: ScheduleTable, stages: list[Any], options: dict[str, Any]) -> Any:
+    """Return torch's runtime with the orders of a file."""
+    runtime = _PipelineScheduleRuntime(stages, **options)
+    for rank, line in enumerate(table.lines):
+        runtime.pipeline_order[rank] = list(map(_Action.from_str, line.split(",")))
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    return runtime
 
 
 class _Stage(PipelineStage):
@@ -229,6 +241,8 @@ class TrainingProgram:
         for stage in stages:
             stage.after_weights = self.data.accumulate_assigned
         options = {"n_microbatches": plan.num_microbatches, "loss_fn": self.loss, "scale_grads": False}
+        if isinstance(plan.schedule, ScheduleTable):
+            return _runtime_of(plan.schedule, stages, options)
         schedule: Any = _SCHEDULES[plan.schedule]
         return schedule(stages if issubclass(schedule, PipelineScheduleMulti) else stages[0], **options)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.cost.schedules import SCHEDULES
-from perfmodel.cost.simulation import FORWARD, PAIRED_BACKWARD
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.pass_orders import FORWARD, PAIRED_BACKWARD
 from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
