@@ -90,7 +90,7 @@ class Knobs:
     micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)
     schedule: str | ScheduleTable | None = word(
         "gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md)", metavar="NAME|FILE",
-        takes="str | ScheduleTable", read=reader("parallel.schedule_table", "read_schedule"), choices=PipelineSchedule, is_searched=True,
+        takes="Name", read=reader("parallel.schedule_table", "read_schedule"), choices=PipelineSchedule, is_searched=True,
         in_files="1f1b",
     )  # fmt: skip
     virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
