@@ -138,7 +138,7 @@ def make_plan(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -169,7 +169,7 @@ def make_plan(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -289,7 +289,7 @@ def find_plans(  # type: ignore[overload-overlap]
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -356,7 +356,7 @@ def find_plans(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -399,7 +399,7 @@ def find_plans(
     rules: str | Path | RuleSet | Sequence[str | Path | RuleSet] | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -466,7 +466,7 @@ def find_plans(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -511,7 +511,7 @@ def predict(  # type: ignore[overload-overlap]
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -566,7 +566,7 @@ def predict(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -610,7 +610,7 @@ def predict(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | Sequence[int] | None = None,
-    schedule: str | Sequence[str] | None = None,
+    schedule: str | Path | Sequence[str | Path] | None = None,
     virtual_stages: int | Sequence[int] | None = None,
     recompute: str | Sequence[str] | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -665,7 +665,7 @@ def predict(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -901,7 +901,7 @@ def explore(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -976,7 +976,7 @@ def explore(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1038,7 +1038,7 @@ def explore_sensitivity(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1105,7 +1105,7 @@ def explore_sensitivity(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1167,7 +1167,7 @@ def explore_waterfall(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1239,7 +1239,7 @@ def explore_waterfall(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1299,7 +1299,7 @@ def find_limits(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1348,7 +1348,7 @@ def find_limits(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1807,7 +1807,7 @@ def size_cluster(
     rules: str | Path | RuleSet | Sequence[str | Path | RuleSet] | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1868,7 +1868,7 @@ def size_cluster(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
