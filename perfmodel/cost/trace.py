@@ -166,8 +166,7 @@ class _Step:
         self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
         if plan.schedule.splits_backward:
-            parts = zip(lengths[INPUT_GRADIENT], lengths[WEIGHT_GRADIENT], strict=True)
-            lengths[BACKWARD] = [sum(of_stage) for of_stage in parts]
+            lengths[BACKWARD] = [sum(of_stage) for of_stage in zip(lengths[INPUT_GRADIENT], lengths[WEIGHT_GRADIENT], strict=True)]
         self.stages = stages_of_ranks(p, len(order), plan.schedule.placement)
         times_of_passes = pass_times(orders, lengths, placement=plan.schedule.placement, hop=scalar(columns.hop) if p > 1 else 0.0)
         last = max(of_rank[-1][1] for of_rank in times_of_passes)

@@ -81,7 +81,7 @@ class PipelineSchedule(StrEnum):
         return self in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
 
     def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
-        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, on so many ranks."""
+        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
         if self.groups_microbatches:
             return num_microbatches % num_ranks == 0
         least = 2 * num_ranks if self is PipelineSchedule.DUALPIPEV else 1

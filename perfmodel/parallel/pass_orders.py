@@ -65,7 +65,7 @@ def pass_times(
         for rank, (order, begun) in enumerate(zip(orders, times, strict=True)):
             while len(begun) < len(order):
                 kind, chunk, microbatch = order[len(begun)]
-                stage, made = stages[rank][chunk], _MAKES[kind]
+                stage, output = stages[rank][chunk], _MAKES[kind]
                 before, step = _DEPENDS_ON[kind]
                 start = free[rank]
                 if before:
@@ -74,13 +74,13 @@ def pass_times(
                     start = later(start, ready[before, stage, microbatch])
                 sender = stage + step
                 if step and 0 <= sender < num_stages:
-                    if (made, sender, microbatch) not in ready:
+                    if (output, sender, microbatch) not in ready:
                         break
-                    sent = ready[made, sender, microbatch]
+                    sent = ready[output, sender, microbatch]
                     start = later(start, sent if sender in stages[rank] else sent + hop)
                 free[rank] = start + lengths[BACKWARD if kind == PAIRED_BACKWARD else kind][stage]
                 begun.append((start, free[rank]))
-                waits[rank].append((made, stage, microbatch))
+                waits[rank].append((output, stage, microbatch))
                 progressed = True
                 if [following for following, *_ in order[len(begun) : len(begun) + 1]] != [PAIRED_BACKWARD]:
                     ready |= dict.fromkeys(waits[rank], free[rank])

@@ -187,13 +187,13 @@ def _placement(actions: Sequence[Sequence[Action]], where: str) -> tuple[Placeme
 def _check_rank(actions: Sequence[Action], rank: int, stages: Sequence[int], num_microbatches: int, where: str) -> None:
     """Check that every micro-batch runs forward and backward once on every stage of a rank, in this order."""
     counts = Counter(actions)
-    whole = {(stage, index) for kind, stage, index in actions if kind in (BACKWARD, PAIRED_BACKWARD)}
+    unsplit = {(stage, index) for kind, stage, index in actions if kind in (BACKWARD, PAIRED_BACKWARD)}
     at = {action: position for position, action in enumerate(actions)}
     for stage in stages:
         for index in range(num_microbatches):
             backward = [kind for kind in (BACKWARD, PAIRED_BACKWARD) if (kind, stage, index) in counts]
             split = [kind for kind in (INPUT_GRADIENT, WEIGHT_GRADIENT) if (kind, stage, index) in counts]
-            needed = [FORWARD, *(backward[:1] if (stage, index) in whole else [INPUT_GRADIENT, WEIGHT_GRADIENT])]
+            needed = [FORWARD, *(backward[:1] if (stage, index) in unsplit else [INPUT_GRADIENT, WEIGHT_GRADIENT])]
             for kind in needed:
                 if counts[kind, stage, index] != 1:
                     times = "is missing" if not counts[kind, stage, index] else "occurs more than once"

@@ -127,10 +127,8 @@ def _knob(name: str, knob: Word) -> tuple[Any, Any]:
     if isinstance(knob.in_files, tuple):
         return list[str], Field(list(knob.in_files), description=about)
     kind: Any = {int: _Whole, bool: bool}.get(knob.kind, PlanName)
-    if name == "schedule":
-        kind = Annotated[str, OneOf((*knob.choices, FILE))]
-    elif knob.choices is not None:
-        kind = Annotated[str, OneOf(knob.choices)]
+    if knob.choices is not None:
+        kind = Annotated[str, OneOf([*knob.choices, *([FILE] if name == "schedule" else [])])]
     return kind, Field(False if knob.kind is bool else knob.in_files, description=about)
 
 

@@ -352,10 +352,9 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
-        several = range(1, most // pp + 1)
-        chunks = {schedule: several if schedule.takes_chunks else (1,) for schedule in PipelineSchedule}
-        chunks |= {schedule: [v for v in several if v == schedule.num_chunks] for schedule in PipelineSchedule if schedule.num_chunks}
+        chunks = {schedule: range(1, most // pp + 1) if schedule.takes_chunks else (1,) for schedule in PipelineSchedule}
         pairs = [(schedule, v) for schedule in PipelineSchedule for v in chunks[schedule] if v > 1 or not schedule.needs_chunks]
+        pairs = [(schedule, v) for schedule, v in pairs if schedule.num_chunks in (None, v)]
     by_runs: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
