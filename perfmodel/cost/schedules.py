@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -307,37 +308,37 @@ class Simulated(Schedule):
 
     def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
         """end of the last pass of m' = min(m, 4 p) micro-batches + (m - m') c"""
-        forward, backward, weights = zip(*times.by_stage, strict=True)
-        end = self._ends(pipeline, (*forward, *backward, *weights))
-        return end + np.maximum(pipeline.num_microbatches - self.most * np.asarray(pipeline.num_ranks), 0.0) * times.slowest
-
-    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
-        """Simulated, on even stages with a forward pass and both parts of backward of equal length."""
-        third, none = np.asarray(chunk) / 3.0, np.zeros(())
-        num_stages = int(np.max(np.asarray(pipeline.num_ranks) * pipeline.virtual_stages))
-        lengths = (*(third,) * num_stages, *(2.0 * third,) * num_stages, *(third,) * num_stages)
-        return self._ends(pipeline, lengths, hop) - self._ends(pipeline, lengths, none)
-
-    def _ends(self, pipeline: Pipeline, lengths: tuple[Any, ...], hop: Any = 0.0) -> Any:
-        """Return the end of the last pass of at most 4 p micro-batches. [s]
-
-        lengths   forward of each virtual stage, then backward, then gradients of weights   [s]
-        """
-        p, m, v, hop, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, hop, *lengths)
+        of_stages = chain(*zip(*times.by_stage, strict=True))  # forward of each virtual stage, then backward, then gradients of weights
+        p, m, v, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, *of_stages)
         ends, count = np.empty(p.shape), len(columns) // 3
-        for num_ranks, number, chunks in sorted({*zip(p.ravel().tolist(), m.ravel().tolist(), v.ravel().tolist(), strict=True)}):
-            at, stages = (p == num_ranks) & (m == number) & (v == chunks), int(num_ranks * chunks)
+        for num_ranks, number, chunks in _distinct(p, m, v):
+            at, stages = (p == num_ranks) & (m == number) & (v == chunks), num_ranks * chunks
             forward, backward, weights = ([column[at] for column in columns[i * count : i * count + stages]] for i in range(3))
             inputs = [b - w for b, w in zip(backward, weights, strict=True)]
-            times = {FORWARD: forward, BACKWARD: backward, INPUT_GRADIENT: inputs, WEIGHT_GRADIENT: weights}
-            orders = self.orders(int(num_ranks), self.simulated(num_ranks, number), int(chunks))
-            passes = pass_times(orders, times, placement=self.placement, hop=hop[at], later=np.maximum)
-            ends[at] = np.max([of_rank[-1][1] for of_rank in passes], axis=0)
-        return ends[()]
+            lengths = {FORWARD: forward, BACKWARD: backward, INPUT_GRADIENT: inputs, WEIGHT_GRADIENT: weights}
+            ends[at] = self.end(num_ranks, self.simulated(num_ranks, number), chunks, lengths)
+        return ends[()] + np.maximum(pipeline.num_microbatches - self.most * np.asarray(pipeline.num_ranks), 0.0) * times.slowest
 
-    def orders(self, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[list[Pass]]:
-        """Return the order of each rank."""
-        return [self.order(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """Simulated, on even stages with a forward pass and both parts of backward of equal length; between `_HOPS` linear."""
+        third = np.asarray(chunk) / 3.0
+        hops = np.asarray(hop) / np.maximum(third, np.finfo(float).tiny)
+        p, m, v, hops, third = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, hops, third)
+        delays = np.empty(p.shape)
+        for num_ranks, number, chunks in _distinct(p, m, v):
+            at = (p == num_ranks) & (m == number) & (v == chunks)
+            known = _delays(self, num_ranks, number, chunks)
+            slope = (known[-1] - known[-2]) / (_HOPS[-1] - _HOPS[-2])
+            delays[at] = np.interp(hops[at], _HOPS, known) + slope * np.maximum(hops[at] - _HOPS[-1], 0.0)
+        return (delays * third)[()]
+
+    def end(
+        self, num_ranks: int, num_microbatches: int, num_chunks: int, times: Mapping[str, Sequence[Any]], hop: Any = 0.0
+    ) -> NDArray[np.float64]:
+        """Return the end of the last pass, by the times of each kind of pass on each virtual stage. [s]"""
+        orders = [self.order(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
+        passes = pass_times(orders, times, placement=self.placement, hop=hop, later=np.maximum)
+        return np.max(np.broadcast_arrays(*(of_rank[-1][1] for of_rank in passes)), axis=0)
 
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
         return self._counted(rank, pipeline, 0)
@@ -362,6 +363,31 @@ class Simulated(Schedule):
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
         numbers = [self.simulated(num_ranks, number) for number in range(1, 2 * num_ranks + 2)]
         return np.array([in_flight(self.order(rank, num_ranks, number, len(chunks)), chunks) for number in numbers])
+
+
+#: Sends whose delay is simulated, over a forward pass of a virtual stage.
+_HOPS = np.array([0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0])
+
+
+@session_cache(maxsize=4096)
+def _delays(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chunks: int) -> NDArray[np.float64]:
+    """Return the delays by `_HOPS`, over a forward pass of a virtual stage. Micro-batches that are not simulated add the same, p by p."""
+    simulated = schedule.simulated(num_ranks, num_microbatches)
+    if num_microbatches > simulated:
+        last, before = (_delays(schedule, num_ranks, number, num_chunks) for number in (simulated, simulated - num_ranks))
+        return last + (num_microbatches - simulated) / num_ranks * (last - before)
+    num_stages = num_ranks * num_chunks
+    times = {
+        kind: [length] * num_stages for kind, length in ((FORWARD, 1.0), (BACKWARD, 2.0), (INPUT_GRADIENT, 1.0), (WEIGHT_GRADIENT, 1.0))
+    }
+    ends = schedule.end(num_ranks, simulated, num_chunks, times, _HOPS)
+    return ends - ends[0]
+
+
+def _distinct(*columns: Any) -> list[tuple[int, ...]]:
+    """Return the distinct combinations of numbers in columns."""
+    rows = np.stack([column.ravel() for column in columns], axis=-1).astype(np.int64)
+    return list(map(tuple, np.unique(rows, axis=0).tolist()))
 
 
 @session_cache(maxsize=65536)

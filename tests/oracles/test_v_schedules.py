@@ -84,9 +84,9 @@ def test_the_time_is_the_longest_path(schedule, p, m):
 def test_sends_between_ranks_are_the_delay_of_the_longest_path(schedule, p):
     """No send joins the two stages in the middle of the model, which are on one rank."""
     even = [[1.0] * (2 * p)] * 3
-    for hop in (0.01, 0.3, 2.0):
-        delay = longest_path(schedule, p, 3 * p, *even, hop) - longest_path(schedule, p, 3 * p, *even)
-        assert SCHEDULES[schedule].send_delay(hop, 3.0, pipeline(schedule, p, 3 * p)) == pytest.approx(delay, rel=1e-12)
+    for m, hop in ((2 * p, 0.3), (3 * p, 0.01), (3 * p, 2.0), (7 * p, 0.01), (7 * p, 2.0), (7 * p, 6.0)):
+        delay = longest_path(schedule, p, m, *even, hop) - longest_path(schedule, p, m, *even)
+        assert SCHEDULES[schedule].send_delay(hop, 3.0, pipeline(schedule, p, m)) == pytest.approx(delay, rel=1e-9)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8, 16])
