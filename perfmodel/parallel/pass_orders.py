@@ -82,7 +82,8 @@ def pass_times(
                 begun.append((start, free[rank]))
                 waits[rank].append((output, stage, microbatch))
                 progressed = True
-                if [following for following, *_ in order[len(begun) : len(begun) + 1]] != [PAIRED_BACKWARD]:
+                is_in_pair = len(begun) < len(order) and order[len(begun)][0] == PAIRED_BACKWARD
+                if not is_in_pair:
                     ready |= dict.fromkeys(waits[rank], free[rank])
                     waits[rank].clear()
         if not progressed:
