@@ -137,7 +137,7 @@ def make_plan(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -168,7 +168,7 @@ def make_plan(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -289,7 +289,7 @@ def find_plans(  # type: ignore[overload-overlap]
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -357,7 +357,7 @@ def find_plans(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -401,7 +401,7 @@ def find_plans(
     rules: str | Path | RuleSet | Sequence[str | Path | RuleSet] | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -469,7 +469,7 @@ def find_plans(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -515,7 +515,7 @@ def predict(  # type: ignore[overload-overlap]
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -571,7 +571,7 @@ def predict(  # type: ignore[overload-overlap]
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -616,7 +616,7 @@ def predict(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | Sequence[int] | None = None,
-    schedule: str | Sequence[str] | None = None,
+    schedule: str | Path | Sequence[str | Path] | None = None,
     virtual_stages: int | Sequence[int] | None = None,
     recompute: str | Sequence[str] | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -672,7 +672,7 @@ def predict(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -909,7 +909,7 @@ def explore(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -985,7 +985,7 @@ def explore(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1048,7 +1048,7 @@ def explore_sensitivity(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1116,7 +1116,7 @@ def explore_sensitivity(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1179,7 +1179,7 @@ def explore_waterfall(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1252,7 +1252,7 @@ def explore_waterfall(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1313,7 +1313,7 @@ def find_limits(
     rules: str | Path | RuleSet | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1363,7 +1363,7 @@ def find_limits(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
@@ -1823,7 +1823,7 @@ def size_cluster(
     rules: str | Path | RuleSet | Sequence[str | Path | RuleSet] | None = None,
     sequence_parallel: bool | None = None,
     micro_batch: int | None = None,
-    schedule: str | None = None,
+    schedule: str | Path | None = None,
     virtual_stages: int | None = None,
     recompute: str | None = None,
     recompute_modules: Sequence[str] | str | None = None,
@@ -1885,7 +1885,7 @@ def size_cluster(
         rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
         sequence_parallel: Shard the residual stream over tp.
         micro_batch: Sequences of a rank in one pass.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        schedule: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md).
         virtual_stages: Model chunks of a pipeline rank (interleaved).
         recompute: none, selective or full.
         recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.

@@ -95,7 +95,8 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "dispatcher": str(plan.dispatcher),
         "accumulation": plan.num_microbatches,
         "stage_layers": list(plan.stage_layers),
-        "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages),
+        "even_stages": len(set(plan.stage_layers)) == 1
+        and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages, plan.schedule.placement),
         "recompute_operators": list(plan.recompute_operators),
         "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
         "capacity_factor": job.routing.capacity_factor or None,

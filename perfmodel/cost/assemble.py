@@ -76,7 +76,7 @@ def outside_pipeline(
     return OutsidePipelineTime(
         gather=gather,
         reduction=reduction,
-        tied=tied,
+        tied=0.0 if stages.is_folded else tied,
         optimizer=optimizer_time(terms, stages, sizes.optimizer, machine),
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
@@ -165,7 +165,12 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         grid=grid,
         num_microbatches=column_of(plan.num_microbatches for plan in plans),
         micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
-        stages=stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(rows, stage_layers, strict=True)]),
+        stages=stage_columns(
+            [
+                stages_of(program.regions, blocks, plan.layout.pp, first.schedule.placement, first.schedule.is_simulated)
+                for plan, blocks in zip(rows, stage_layers, strict=True)
+            ]
+        ),
         stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),

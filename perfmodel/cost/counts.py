@@ -129,7 +129,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
         folding=[plan.folding],
     )
     counts = RankCounts()
-    runs = rank_runs(program.regions, plan.stage_layers, plan.layout.pp, coordinates["pp"])
+    runs = rank_runs(program.regions, plan.stage_layers, plan.layout.pp, coordinates["pp"], plan.schedule.placement)
     again = recomputed_phases(plan.recompute, estimator.profile)
     times = [  # of each segment of the program on this pipeline rank in a step
         plan.num_microbatches * int(number) * (2 if region.is_block and phase in again else 1)
@@ -307,10 +307,10 @@ def _count_exchanges(
         axes = mesh.name(program.rows.amounts.masks[columns["group"][row]], kind)
         # shares of rows may be no binary fractions
         counts.add_collective(kind, axes, repeats, float(np.rint(repeats * amount[columns["amount"][row]])))
-    p, last = plan.layout.pp, plan.layout.pp * plan.virtual_stages - 1
-    if p == 1:
+    if plan.layout.pp == 1:
         return
-    boundaries = sum((k > 0) + (k < last) for k in range(rank, last + 1, p)) * plan.num_microbatches
+    held, last = plan.stages_of_rank(rank), plan.layout.pp * plan.virtual_stages - 1
+    boundaries = sum(0 <= k <= last and k not in held for stage in held for k in (stage - 1, stage + 1)) * plan.num_microbatches
     for kind in ("send", "recv"):
         counts.add_collective(kind, "pp", boundaries, boundaries * float(amount[program.boundary[0]]))
 
@@ -388,7 +388,7 @@ class _Parameters:
 
     def _units(self) -> list[_Unit]:
         p, rank, flat = self.plan.layout.pp, self.coordinates["pp"], self.plan.zero < 2
-        runs = rank_runs(self.regions, self.plan.stage_layers, p, rank)
+        runs = rank_runs(self.regions, self.plan.stage_layers, p, rank, self.plan.schedule.placement)
         inner = inner_regions(self.regions)
         units: list[_Unit] = []
         groups = []

@@ -482,7 +482,7 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
     rank_times = []
     for rank in range(plan.layout.pp):
-        runs = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
+        runs = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank, plan.schedule.placement)
         rank_times.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
     return tuple(rank_times)
 
@@ -516,9 +516,10 @@ def held_on_rank(
     stages = of.stages
     position = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
     stage_layers = estimator.programs.stage_layers(plan)
-    runs = rank_runs(stages.regions, stage_layers, p, rank)
+    runs = rank_runs(stages.regions, stage_layers, p, rank, plan.schedule.placement)
     stages = replace(stages, runs=(*stages.runs[:position], runs, *stages.runs[position + 1 :]))
-    live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
+    chunks = [stage_layers[stage] for stage in plan.stages_of_rank(rank)]
+    live = live_layers(schedule=plan.schedule, chunks=chunks, rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
 
     def kept_of(activations: ActivationTerms, live: LiveLayers) -> ActivationBytes:
         given = activations, stages, row.pipeline, estimator.profile

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.schedules import SCHEDULES
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.placement import Placement, stages_of_ranks
+from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +49,14 @@ class LiveLayers:
     over_at_first: Column
 
 
-def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
+def live_layers(*, schedule: AnySchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
     """Return the live layers of one rank. chunks: layers of each of its virtual stages."""
     rows = _live_rows(schedule, tuple(chunks), rank, num_ranks)
     return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
 
 
 def three_live_layers(
-    table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
+    table: NDArray[np.float64], *, schedule: AnySchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
 ) -> list[LiveLayers]:
     """Return the live layers of the first, a middle (repeated) and the last rank.
 
@@ -68,18 +70,26 @@ def three_live_layers(
 
 
 @session_cache(maxsize=4096)
-def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
+def live_table(schedule: AnySchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
     """Return [number of micro-batches, rank, field of `LiveLayers`] for the first, the fullest middle and the last rank.
 
     Without a middle rank its entries are zeros. `_live_row` maps a number of micro-batches to a row. Entries of gpipe are per micro-batch.
     """
     p = num_ranks
-    first, last = _live_rows(schedule, stage_layers[::p], 0, p), _live_rows(schedule, stage_layers[p - 1 :: p], p - 1, p)
-    # among ranks with equal layers, the first has the most in flight
-    ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
+    chunks_of_ranks = [
+        tuple(stage_layers[stage] for stage in stages) for stages in stages_of_ranks(p, len(stage_layers), schedule.placement)
+    ]
+    first, last = (_live_rows(schedule, chunks_of_ranks[rank], rank, p) for rank in (0, p - 1))
+    # among ranks with equal layers, the first has the most in flight; in a V the last one, if the second virtual stage is the longer one
+    ranks = {chunks_of_ranks[rank]: rank for rank in range(p - 2, 0, -1)}
+    fullest = set(ranks.values())
+    if isinstance(schedule, ScheduleTable):
+        fullest = {*range(1, p - 1)}
+    elif schedule.placement is Placement.V:
+        fullest |= {*{chunks_of_ranks[rank]: rank for rank in range(1, p - 1)}.values()}
     middle = np.zeros_like(first)
-    if ranks:
-        candidates = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
+    if fullest:
+        candidates = np.array([_live_rows(schedule, chunks_of_ranks[rank], rank, p) for rank in sorted(fullest)])
         middle = np.take_along_axis(candidates, candidates[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
     return np.stack([first, middle, last], axis=1)
 
@@ -89,18 +99,18 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
     return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
 
 
-def _columns(rows: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
+def _columns(rows: NDArray[np.float64], schedule: AnySchedule, num_microbatches: Column) -> LiveLayers:
     values = np.moveaxis(rows, -1, 0) if rows.ndim > 1 else rows.tolist()
     columns: dict[str, Column] = {column.name: value for column, value in zip(fields(LiveLayers), values, strict=True)}
-    if SCHEDULES[schedule].keeps_all:
+    if schedule_of(schedule).keeps_all:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
     return LiveLayers(**columns)
 
 
-def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column) -> Any:
-    return np.asarray(SCHEDULES[schedule].live_row(num_ranks, num_microbatches)).astype(np.int64) - 1
+def _live_row(schedule: AnySchedule, num_ranks: int, num_microbatches: Column) -> Any:
+    return np.asarray(schedule_of(schedule).live_row(num_ranks, num_microbatches)).astype(np.int64) - 1
 
 
 @session_cache(maxsize=4096)
-def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
-    return SCHEDULES[schedule].live_rows(chunks, rank, num_ranks)
+def _live_rows(schedule: AnySchedule, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+    return schedule_of(schedule).live_rows(chunks, rank, num_ranks)

@@ -40,6 +40,7 @@ from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
 from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
+from perfmodel.parallel.placement import rank_of_stage
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
@@ -156,6 +157,9 @@ class _Mixed:
     """
 
     def __init__(self, estimator: MixedEstimator, plan: Plan) -> None:
+        if plan.schedule.is_simulated:
+            rule = "is predicted on chips of one kind: the times of its virtual stages are those of one chip"
+            raise bad_field("schedule", str(plan.schedule), rule, "use 1f1b, interleaved or zero-bubble")
         self.estimator, self.plan = estimator, plan
         self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
         self.estimators, self.joined = estimator.pools, estimator.joined
@@ -168,7 +172,7 @@ class _Mixed:
         for columns in self.columns:
             make = partial(region_times, columns.micro, estimator.profile, plan.recompute, columns.grid.degree["tp"])
             self.regions.append(columns.once(columns.micro, ("regions", plan.recompute), make))
-        self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp)
+        self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp, plan.schedule.placement)
 
     @cached_property
     def microbatches(self) -> tuple[int, ...]:
@@ -199,7 +203,7 @@ class _Mixed:
         m, v = (np.array([float(value)]) for value in (num_microbatches, plan.virtual_stages))
         order = [pool for i, pool in enumerate(pipelines.pools) if i == 0 or pool != pipelines.pools[i - 1]]
         first = self.columns[order[0]]
-        stages = stages_on_pools(first.program.regions, plan.stage_layers, pipelines.pools)
+        stages = stages_on_pools(first.program.regions, plan.stage_layers, pipelines.pools, plan.schedule.placement)
         micro = _micro_of([self.columns[pool].micro for pool in order], stages.regions)
         terms = _terms_of([self.shared[pool].terms for pool in order])
         regions = _regions_of([self.regions[pool] for pool in order])
@@ -305,7 +309,7 @@ def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
     """Return a sentence on the layers of each pipeline's stages and its micro-batches."""
     mixed = _Mixed(estimator, plan)
     names = [pool.name for pool in estimator.cluster.pools]
-    held = [sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)]
+    held = [sum(plan.stage_layers[stage] for stage in plan.stages_of_rank(rank)) for rank in range(plan.layout.pp)]
     sentences = []
     for pipelines, number in zip(mixed.pipelines, mixed.microbatches, strict=True):
         layers = ", ".join(
@@ -337,13 +341,14 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     layer_times = [slowest(layer.__getitem__, rank) for rank in range(p)]
     end_times = [0.0] * p
     end_times[0] += slowest(lambda pool: ends[pool][0], 0)
-    end_times[-1] += slowest(lambda pool: ends[pool][1], p - 1)
+    last = rank_of_stage(p * plan.virtual_stages - 1, p, plan.schedule.placement)
+    end_times[last] += slowest(lambda pool: ends[pool][1], last)
     most = [sum(plan.stage_layers)] * p
     for _ in range(8):
         held = _layers_by_speed(sum(plan.stage_layers), layer_times, end_times, most)
         if held is None:
             return plan
-        plan = replace(plan, stage_layers=layers_of_stages(held, plan.virtual_stages))
+        plan = replace(plan, stage_layers=layers_of_stages(held, plan.virtual_stages, plan.schedule.placement))
         over = _Mixed(estimator, plan).fuller_than_usable()
         if not over:
             break

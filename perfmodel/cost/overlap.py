@@ -18,7 +18,7 @@ from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.schedule_table import AnySchedule
 
 
 def _exposed_time(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
@@ -109,7 +109,7 @@ def exposed_each_microbatch(
     regions: RegionTimes,
     stages: Stages,
     *,
-    schedule: PipelineSchedule,
+    schedule: AnySchedule,
     num_ranks: Column,
     profile: ExecutionProfile,
 ) -> Waits:

@@ -7,23 +7,31 @@ orders. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), sectio
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
-
-#: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights.
-FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
-
-#: One pass: kind, virtual stage of the rank (chunk), micro-batch.
-Pass = tuple[str, int, int]
+from perfmodel.parallel.pass_orders import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    PAIRED_BACKWARD,
+    WEIGHT_GRADIENT,
+    Pass,
+    in_flight,
+    pass_times,
+)
+from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,7 @@ class StageTimes:
     slowest_forward, slowest_backward, slowest   f, b, c: the largest forward, backward and sum of both over the ranks
     unequal  e   the longest virtual stage over the mean of those of the slowest rank
     total_weights, slowest_weights  W, w   part of backward that a schedule may postpone: gradients of weights, as products alone
+    by_stage   forward, backward and gradients of weights of each virtual stage, in model order; empty unless the schedule is simulated
     """
 
     total_forward: Column
@@ -44,13 +53,14 @@ class StageTimes:
     unequal: Column = 0.0
     total_weights: Column = 0.0
     slowest_weights: Column = 0.0
+    by_stage: tuple[tuple[Column, Column, Column], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns."""
 
-    schedule: PipelineSchedule
+    schedule: AnySchedule
     num_ranks: Column
     num_microbatches: Column
     virtual_stages: Column
@@ -87,6 +97,10 @@ class Schedule(ABC):
     @abstractmethod
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
         """Return the micro-batches in flight in the first virtual stage of a rank i (from 0) as its first backward pass begins. [-]"""
+
+    def ended(self, rank: Column, pipeline: Pipeline) -> Any:
+        """Return the maximum of micro-batches in flight that have run the last virtual stage, of its rank. [-]"""
+        return pipeline.num_microbatches if self.keeps_all else 1.0
 
     def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
         """Return the maximum of passes of a rank's virtual stages without gradients of weights yet. [-]"""
@@ -272,11 +286,254 @@ class ZeroBubble(Interleaved):
         return rows
 
 
+STEADY_MULTIPLE = 4
+"""Micro-batches that are simulated, as a multiple of the ranks. Further ones take the pace of the slowest rank: within 1 % of a simulation
+of all of them (`tests/oracles`), and exact for even stages."""
+
+
+class Simulated(Schedule):
+    """A schedule whose step is its simulated orders (`parallel/pass_orders.py`), with the times of every virtual stage.
+
+    least   micro-batches that the orders need, as a multiple of the ranks; fewer, which no plan has, are simulated as that number
+    most    micro-batches that are simulated, as a multiple of the ranks
+    """
+
+    placement: Placement = Placement.V
+    least: ClassVar[int] = 0
+    most: ClassVar[float] = STEADY_MULTIPLE
+
+    def simulated(self, num_ranks: float, num_microbatches: float) -> int:
+        """Return the number of micro-batches in the simulation of a step."""
+        return int(min(max(num_microbatches, self.least * num_ranks), self.most * num_ranks))
+
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """end of the last pass of m' = min(m, 4 p) micro-batches + (m - m') c"""
+        of_stages = chain(*zip(*times.by_stage, strict=True))  # forward of each virtual stage, then backward, then gradients of weights
+        p, m, v, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, *of_stages)
+        ends, count = np.empty(p.shape), len(columns) // 3
+        for num_ranks, number, chunks in _distinct(p, m, v):
+            at, stages = (p == num_ranks) & (m == number) & (v == chunks), num_ranks * chunks
+            forward, backward, weights = ([column[at] for column in columns[i * count : i * count + stages]] for i in range(3))
+            inputs = [b - w for b, w in zip(backward, weights, strict=True)]
+            lengths = {FORWARD: forward, BACKWARD: backward, INPUT_GRADIENT: inputs, WEIGHT_GRADIENT: weights}
+            ends[at] = self.end(num_ranks, self.simulated(num_ranks, number), chunks, lengths)
+        return ends[()] + np.maximum(pipeline.num_microbatches - self.most * np.asarray(pipeline.num_ranks), 0.0) * times.slowest
+
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """Simulated, on even stages with a forward pass and both parts of backward of equal length; between `_HOPS` linear."""
+        third = np.asarray(chunk) / 3.0
+        hops = np.asarray(hop) / np.maximum(third, np.finfo(float).tiny)
+        p, m, v, hops, third = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, hops, third)
+        delays = np.empty(p.shape)
+        for num_ranks, number, chunks in _distinct(p, m, v):
+            at = (p == num_ranks) & (m == number) & (v == chunks)
+            known = _delays(self, num_ranks, number, chunks)
+            slope = (known[-1] - known[-2]) / (_HOPS[-1] - _HOPS[-2])
+            delays[at] = np.interp(hops[at], _HOPS, known) + slope * np.maximum(hops[at] - _HOPS[-1], 0.0)
+        return (delays * third)[()]
+
+    def end(
+        self, num_ranks: int, num_microbatches: int, num_chunks: int, times: Mapping[str, Sequence[Any]], hop: Any = 0.0
+    ) -> NDArray[np.float64]:
+        """Return the end of the last pass, by the times of each kind of pass on each virtual stage. [s]"""
+        orders = [self.order(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
+        passes = pass_times(orders, times, placement=self.placement, hop=hop, later=np.maximum)
+        return np.max(np.broadcast_arrays(*(of_rank[-1][1] for of_rank in passes)), axis=0)
+
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
+        return self._counted(rank, pipeline, 0)
+
+    def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
+        """None in the first virtual stage, whose inputs need no gradient."""
+        return self._counted(rank, pipeline, 1)
+
+    def ended(self, rank: Column, pipeline: Pipeline) -> Any:
+        return self._counted(rank, pipeline, 2)
+
+    def _counted(self, rank: Column, pipeline: Pipeline, which: int) -> Any:
+        """Return one of `_passes_held` for columns."""
+        of = np.broadcast_arrays(rank, pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages)
+        rows = np.stack([column.ravel() for column in of], axis=-1).astype(np.int64).tolist()
+        counts = [_passes_held(self, *numbers)[which] for numbers in rows]
+        return np.array(counts).reshape(of[0].shape)[()]
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.minimum(num_microbatches, 2.0 * num_ranks + 1.0)
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        numbers = [self.simulated(num_ranks, number) for number in range(1, 2 * num_ranks + 2)]
+        return np.array([in_flight(self.order(rank, num_ranks, number, len(chunks)), chunks) for number in numbers])
+
+
+#: Sends whose delay is simulated, over a forward pass of a virtual stage.
+_HOPS = np.array([0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0])
+
+
+@session_cache(maxsize=4096)
+def _delays(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chunks: int) -> NDArray[np.float64]:
+    """Return the delays by `_HOPS`, over a forward pass of a virtual stage. Micro-batches that are not simulated add the same, p by p."""
+    simulated = schedule.simulated(num_ranks, num_microbatches)
+    if num_microbatches > simulated:
+        last, before = (_delays(schedule, num_ranks, number, num_chunks) for number in (simulated, simulated - num_ranks))
+        return last + (num_microbatches - simulated) / num_ranks * (last - before)
+    num_stages = num_ranks * num_chunks
+    times = {
+        kind: [length] * num_stages for kind, length in ((FORWARD, 1.0), (BACKWARD, 2.0), (INPUT_GRADIENT, 1.0), (WEIGHT_GRADIENT, 1.0))
+    }
+    ends = schedule.end(num_ranks, simulated, num_chunks, times, _HOPS)
+    return ends - ends[0]
+
+
+def _distinct(*columns: Any) -> list[tuple[int, ...]]:
+    """Return the distinct combinations of numbers in columns."""
+    rows = np.stack([column.ravel() for column in columns], axis=-1).astype(np.int64)
+    return list(map(tuple, np.unique(rows, axis=0).tolist()))
+
+
+@session_cache(maxsize=65536)
+def _passes_held(schedule: Simulated, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> tuple[float, float, float]:
+    """Return the micro-batches of the first virtual stage as backward begins, and the maxima of split backward passes and of micro-batches
+    in the last virtual stage of the rank. [-]"""
+    order = schedule.order(rank, num_ranks, schedule.simulated(num_ranks, num_microbatches), num_chunks)
+    begun = sum(chunk == 0 for _, chunk, _ in takewhile(lambda one: one[0] == FORWARD, order))
+    postponed = in_last = most_postponed = most_in_last = 0
+    for kind, chunk, _ in order:
+        if chunk or rank:
+            postponed += (kind == INPUT_GRADIENT) - (kind == WEIGHT_GRADIENT)
+        if chunk == num_chunks - 1:
+            in_last += (kind == FORWARD) - (kind not in (FORWARD, WEIGHT_GRADIENT))
+        most_postponed, most_in_last = max(most_postponed, postponed), max(most_in_last, in_last)
+    return float(begun), float(most_postponed), float(most_in_last)
+
+
+class ZBV(Simulated):
+    """Two virtual stages a rank in a V, backward split: no bubble if forward and both parts of backward take equally long.
+
+    Source: Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 6; torch's `ScheduleZBVZeroBubble`.
+    """
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        """Return the order of at least 2 p - 1 micro-batches, without the passes of those that there are not."""
+        p, number = num_ranks, max(2 * num_ranks - 1, num_microbatches)
+        run = _Run()
+        run.add((FORWARD, 0), times=2 * (p - rank) - 1)
+        run.add((FORWARD, 1), (FORWARD, 0), times=rank)
+        run.add((FORWARD, 1), (INPUT_GRADIENT, 1), (WEIGHT_GRADIENT, 1), times=p - rank)
+        while run.counts[FORWARD, 1] < number:
+            if run.counts[FORWARD, 0] < number:
+                run.add((FORWARD, 0))
+            run.add((INPUT_GRADIENT, 0), (WEIGHT_GRADIENT, 0), (FORWARD, 1), (INPUT_GRADIENT, 1), (WEIGHT_GRADIENT, 1))
+        run.add((INPUT_GRADIENT, 0), (INPUT_GRADIENT, 1), times=rank)
+        run.add((INPUT_GRADIENT, 0), (WEIGHT_GRADIENT, 0), times=p - rank)
+        for chunk in (1, 0):
+            run.add((WEIGHT_GRADIENT, chunk), times=number - run.counts[WEIGHT_GRADIENT, chunk])
+        return [one for one in run.passes if one[2] < num_microbatches]
+
+
+class DualPipeV(Simulated):
+    """Two virtual stages a rank in a V; forward of one and backward of the other run in pairs, some of the last backward passes are split.
+
+    A pair takes as long as its passes, one after the other, as in torch. Exchanges of experts that overlap with the other pass are not in
+    the times of the passes (`hides_exchanges` of a framework).
+
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, and its code (deepseek-ai/DualPipe); torch's `ScheduleDualPipeV`.
+    """
+
+    least = 2
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        later = num_ranks - rank - 1
+        run = _Run()
+        run.add((FORWARD, 0), times=2 * later)
+        run.add((FORWARD, 0), (FORWARD, 1), times=rank + 1)
+        for _ in range(later):
+            run.add((INPUT_GRADIENT, 1))
+            run.add_weights()
+            run.add((FORWARD, 1))
+        paired = num_microbatches - 2 * num_ranks + rank + 1
+        if not later:  # the first two passes of the last rank are not a pair, which shortens the bubble
+            run.add((FORWARD, 0), (BACKWARD, 1), (FORWARD, 1), (PAIRED_BACKWARD, 0))
+            paired -= 1
+        run.add((FORWARD, 0), (PAIRED_BACKWARD, 1), (FORWARD, 1), (PAIRED_BACKWARD, 0), times=paired)
+        run.add((BACKWARD, 1), (FORWARD, 1), (PAIRED_BACKWARD, 0), times=later)
+        # the second half of the last backward passes is split; in the middle, one chunk of an even rank is not
+        ends = [(BACKWARD, chunk) for _ in range(rank + 1) for chunk in (1, 0)]
+        split = 2 * ((rank + 1) // 2) + (rank + 1) % 2
+        for _, chunk in ends[:split]:
+            run.add((BACKWARD, chunk))
+        for _, chunk in ends[split:]:
+            run.add((INPUT_GRADIENT, chunk))
+        for _ in range(later):
+            run.add_weights()
+            run.add((INPUT_GRADIENT, 0))
+        for _ in range(rank + 1):
+            run.add_weights()
+        return run.passes
+
+
+class _Run:
+    """Passes of a rank in order; the n-th pass of a kind and chunk is of micro-batch n.
+
+    counts   passes so far by kind and chunk; full backward passes count as gradients of inputs
+    pending  split backward passes without gradients of weights yet
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+        self.counts = Counter[tuple[str, int]]()
+        self.pending: list[tuple[int, int]] = []
+
+    def add(self, *kinds: tuple[str, int], times: int = 1) -> None:
+        """Add passes of these kinds and chunks, one after the other, several times."""
+        for kind, chunk in kinds * times:
+            counted = INPUT_GRADIENT if kind in (BACKWARD, PAIRED_BACKWARD) else kind
+            microbatch = self.counts[counted, chunk]
+            self.counts[counted, chunk] += 1
+            self.passes.append((kind, chunk, microbatch))
+            if kind == INPUT_GRADIENT:
+                self.pending.append((chunk, microbatch))
+
+    def add_weights(self) -> None:
+        """Add the gradients of weights that have waited for the longest, if there are any."""
+        if self.pending:
+            self.passes.append((WEIGHT_GRADIENT, *self.pending.pop(0)))
+
+
+class FromFile(Simulated):
+    """A schedule from a file, for one number of ranks and of micro-batches."""
+
+    most = np.inf
+
+    def __init__(self, table: ScheduleTable) -> None:
+        self.table, self.placement = table, table.placement
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        return list(self.table.orders[rank])
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.ones(np.shape(num_microbatches))
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        return np.array([in_flight(self.table.orders[rank], chunks)])
+
+
+@session_cache(maxsize=64)
+def _from_file(table: ScheduleTable) -> FromFile:
+    return FromFile(table)
+
+
+def schedule_of(schedule: AnySchedule) -> Schedule:
+    """Return the orders and times of a schedule."""
+    return _from_file(schedule) if isinstance(schedule, ScheduleTable) else SCHEDULES[schedule]
+
+
 SCHEDULES: dict[PipelineSchedule, Schedule] = {
     PipelineSchedule.GPIPE: GPipe(),
     PipelineSchedule.ONE_F_ONE_B: OneForwardOneBackward(),
     PipelineSchedule.INTERLEAVED: Interleaved(),
     PipelineSchedule.ZERO_BUBBLE: ZeroBubble(),
+    PipelineSchedule.ZBV: ZBV(),
+    PipelineSchedule.DUALPIPEV: DualPipeV(),
 }
 
 
@@ -333,43 +590,3 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     over = sum(chunks[1:]) / held if groups == 1 else 0.0
     ran = float(share == v), float(share > 0)
     return float(alive[0]), float(most), present, *ran, float(fewer), float(min(gone, 1)), float(arriving), *turning, over
-
-
-# --- event simulation -------------------------------------------------------------------------------------------------
-
-# A pass starts as soon as its rank is free and its inputs are ready. A forward pass depends on the forward of the previous virtual stage,
-# a backward pass on the backward of the next one and on its own forward. If backward is split, this holds for the gradients of inputs, and
-# gradients of weights depend on those. The simulation uses no formula for bubbles: predictions do, and a test compares both.
-
-#: Pass of the same virtual stage and micro-batch that must have ended, and step to the stage whose pass of the same kind must have.
-_DEPENDS_ON = {FORWARD: ("", -1), BACKWARD: (FORWARD, 1), INPUT_GRADIENT: (FORWARD, 1), WEIGHT_GRADIENT: (INPUT_GRADIENT, 0)}
-
-
-def pass_starts(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, hop: float = 0.0) -> list[list[float]]:
-    """Return the start of each pass of each rank. [s]
-
-    lengths   time of each kind of pass on each virtual stage, in model order; stage k runs on rank k % p   [s]
-    hop       time of a send from rank to rank, while both compute   [s]
-    """
-    num_ranks, num_stages = len(orders), len(lengths[FORWARD])
-    num_microbatches = 1 + max(microbatch for order in orders for _, _, microbatch in order)
-    ends = {kind: [[math.nan] * num_microbatches for _ in range(num_stages)] for kind in lengths}  # nan: not yet run
-    free = [0.0] * num_ranks
-    starts: list[list[float]] = [[] for _ in orders]
-    while any(len(begun) < len(order) for begun, order in zip(starts, orders, strict=True)):
-        progressed = False
-        for rank, (order, begun) in enumerate(zip(orders, starts, strict=True)):
-            while len(begun) < len(order):
-                kind, chunk, microbatch = order[len(begun)]
-                stage = chunk * num_ranks + rank
-                before, step = _DEPENDS_ON[kind]
-                received = ends[kind][stage + step][microbatch] + hop if step and 0 <= stage + step < num_stages else 0.0
-                ended = ends[before][stage][microbatch] if before else 0.0
-                if math.isnan(received + ended):
-                    break
-                ready = max(free[rank], received, ended)
-                begun.append(ready)
-                free[rank] = ends[kind][stage][microbatch] = ready + lengths[kind][stage]
-                progressed = True
-        assert progressed, "the schedule waits for itself"
-    return starts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from operator import add
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
+from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
@@ -40,6 +41,8 @@ class Stages:
     total      [region] over all ranks
     is_single  1 with one rank, else 0
     unequal    blocks of the longest virtual stage, less the mean of those of the largest rank
+    is_folded  whether the last virtual stage is on the first rank (`Placement.V`)
+    by_stage   [virtual stage][region] runs, in model order; empty unless the stages were asked for it
 
     num_ranks        number of distinct ranks
     sums, total_sum  terms of the sum over regions: on each distinct rank, and over all ranks
@@ -51,6 +54,8 @@ class Stages:
     total: ByRegion
     is_single: Column
     unequal: Column = 0.0
+    is_folded: bool = False
+    by_stage: tuple[ByRegion, ...] = ()
     num_ranks: int = field(init=False)
     sums: tuple[_Sum, ...] = field(init=False, repr=False, compare=False)
     total_sum: _Sum = field(init=False, repr=False, compare=False)
@@ -66,8 +71,27 @@ class Stages:
         return 1.0 if rank == 0 else self.is_single if rank == self.num_ranks - 1 else 0.0
 
     def is_last(self, rank: int) -> Any:
-        """Return 1 for the last rank, else 0."""
+        """Return 1 for the rank of the last virtual stage, else 0."""
+        if self.is_folded:
+            return self.is_first(rank)
         return 1.0 if rank == self.num_ranks - 1 else self.is_single if rank == 0 else 0.0
+
+    @property
+    def joins_ends(self) -> Column:
+        """1 if the first and the last virtual stage are on the first rank, else 0."""
+        return 1.0 if self.is_folded else self.is_single
+
+    def has_both_ends(self, rank: int) -> Column:
+        """Return 1 if the first and the last virtual stage are on a distinct rank, else 0."""
+        return float(rank == 0) if self.is_folded else self.is_single
+
+    def may_end(self, rank: int) -> bool:
+        """Return whether the last virtual stage may be on a distinct rank: with one rank, the last entry stands for it."""
+        return rank == (0 if self.is_folded else self.num_ranks - 1)
+
+    def num_local(self, rank: int) -> float:
+        """Return the number of inputs that a distinct rank receives from itself: in a V, two on the last rank for each micro-batch."""
+        return 2.0 if self.is_folded and rank == self.num_ranks - 1 else 0.0
 
     def blocks(self, rank: int) -> Any:
         """Return the number of blocks of all kinds that a rank runs."""
@@ -86,6 +110,8 @@ class Stages:
             total=tuple(map(some, self.total)),
             is_single=some(self.is_single),
             unequal=some(self.unequal),
+            is_folded=self.is_folded,
+            by_stage=tuple(tuple(map(some, runs)) for runs in self.by_stage),
         )
 
     def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
@@ -133,20 +159,25 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
 
 
 @session_cache(maxsize=4096)
-def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
-    """Return the stages for the blocks of each virtual stage, in model order. Stage k runs on rank k % num_ranks."""
-    return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks), stage_layers)
+def stages_of(
+    regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement = Placement.LOOP, by_stage: bool = False
+) -> Stages:
+    """Return the stages for the blocks of each virtual stage, in model order. by_stage: with the runs of each."""
+    stages = _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks, placement), stage_layers, placement)
+    if not by_stage:
+        return stages
+    return replace(stages, by_stage=tuple(map(tuple, _runs_of_stages(regions, stage_layers).astype(np.float64).tolist())))
 
 
 @session_cache(maxsize=4096)
-def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> Stages:
+def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...], placement: Placement) -> Stages:
     """Return stages whose ranks run on chips of several kinds: pipeline rank i on pool `pools[i]`.
 
     Consecutive ranks on one pool have their own copy of the regions. A quantity of a region can then differ by pool, and the sums over
     ranks stay valid.
     """
     every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(_copies(pools)[-1] + 1) for it in regions)
-    return _stages(every, runs_on_pools(regions, stage_layers, pools), stage_layers)
+    return _stages(every, runs_on_pools(regions, stage_layers, pools, placement), stage_layers, placement)
 
 
 def _copies(pools: tuple[int, ...]) -> list[int]:
@@ -154,26 +185,26 @@ def _copies(pools: tuple[int, ...]) -> list[int]:
     return [0, *np.cumsum(np.diff(pools) != 0).tolist()]
 
 
-def runs_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> list[tuple[float, ...]]:
+def runs_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...], placement: Placement) -> list[tuple[float, ...]]:
     """Return how often each rank runs each region of `stages_on_pools`."""
     copies, nothing = _copies(pools), (0.0,) * len(regions)
-    runs = zip(runs_of_ranks(regions, stage_layers, len(pools)), copies, strict=True)
+    runs = zip(runs_of_ranks(regions, stage_layers, len(pools), placement), copies, strict=True)
     return [(*nothing * copy, *runs_of_rank, *nothing * (copies[-1] - copy)) for runs_of_rank, copy in runs]
 
 
-def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[int, ...]) -> list[list[int]]:
+def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[int, ...], placement: Placement) -> list[list[int]]:
     """Return the regions of `stages_on_pools` of each virtual stage in forward order."""
     copies = _copies(pools)
     return [
-        [copies[stage % len(pools)] * len(regions) + region for region in run]
+        [copies[rank_of_stage(stage, len(pools), placement)] * len(regions) + region for region in run]
         for stage, run in enumerate(stage_order(regions, stage_layers))
     ]
 
 
-def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
+def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...], placement: Placement) -> Stages:
     """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
-    by_rank = np.reshape(stage_layers, (-1, p))
+    by_rank = np.array(stage_layers)[_stages_by_chunk(p, len(stage_layers), placement)]
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
@@ -182,6 +213,7 @@ def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layer
         total=tuple(np.sum(per_rank, axis=0).tolist()),
         is_single=1.0 if p == 1 else 0.0,
         unequal=max(stage_layers) - float(by_rank.sum(axis=0).max() / len(by_rank)),
+        is_folded=p > 1 and rank_of_stage(len(stage_layers) - 1, p, placement) == 0,
     )
 
 
@@ -194,15 +226,20 @@ def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
     return maximal
 
 
-def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
+def _stages_by_chunk(num_ranks: int, num_stages: int, placement: Placement) -> NDArray[np.int64]:
+    """Return the virtual stages as [chunk of a rank, rank]."""
+    return np.array(stages_of_ranks(num_ranks, num_stages, placement)).T
+
+
+def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int, placement: Placement) -> tuple[float, ...]:
     """Return how often one rank runs each region."""
-    return runs_of_ranks(regions, tuple(stage_layers), num_ranks)[rank]
+    return runs_of_ranks(regions, tuple(stage_layers), num_ranks, placement)[rank]
 
 
 @session_cache(maxsize=4096)
-def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
+def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
-    by_rank = _runs_of_stages(regions, stage_layers).reshape(-1, num_ranks, len(regions)).sum(axis=0)
+    by_rank = _runs_of_stages(regions, stage_layers)[_stages_by_chunk(num_ranks, len(stage_layers), placement)].sum(axis=0)
     return tuple(map(tuple, by_rank.astype(np.float64).tolist()))
 
 
@@ -253,6 +290,7 @@ def stage_columns(plans: Sequence[Stages]) -> Stages:
         return plans[0]
     between = max(stages.num_ranks for stages in plans) - 2
     nothing = (0.0,) * len(plans[0].regions)
+    by_stage = [stages.by_stage for stages in plans]
     ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in plans]
     return Stages(
         regions=plans[0].regions,
@@ -261,6 +299,8 @@ def stage_columns(plans: Sequence[Stages]) -> Stages:
         total=tuple(map(_column, zip(*(stages.total for stages in plans), strict=True))),
         is_single=np.array([stages.is_single for stages in plans]),
         unequal=np.array([stages.unequal for stages in plans]),
+        is_folded=plans[0].is_folded,
+        by_stage=tuple(tuple(map(_column, zip(*of_plans, strict=True))) for of_plans in zip_longest(*by_stage, fillvalue=nothing)),
     )
 
 
@@ -274,6 +314,11 @@ def _column(values: tuple[float, ...]) -> Any:
 def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
     """Return the sum of a quantity over the regions of each distinct rank."""
     return _added(values, stages.sums)
+
+
+def virtual_sums(values: ByRegion, stages: Stages) -> Ranks:
+    """Return the sum of a quantity over the regions of each virtual stage, in model order."""
+    return _added(values, tuple(map(_sum, stages.by_stage)))
 
 
 def total_pass(values: ByRegion, stages: Stages) -> Any:

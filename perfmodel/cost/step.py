@@ -18,13 +18,26 @@ from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
-from perfmodel.cost.stages import Ranks, Stages, block_rows, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
+from perfmodel.cost.schedules import Pipeline, StageTimes, schedule_of
+from perfmodel.cost.stages import (
+    Ranks,
+    Stages,
+    block_rows,
+    inner_regions,
+    mean_block,
+    plus,
+    slowest_stage,
+    stage_sums,
+    sum_of,
+    total_pass,
+    virtual_sums,
+)
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, TENSOR_AXES
-from perfmodel.parallel.choices import RINGS, PipelineSchedule, Recompute
+from perfmodel.parallel.choices import RINGS, Recompute
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.schedule_table import AnySchedule
 from perfmodel.workload.graph import Region
 
 Array = NDArray[np.float64]
@@ -334,15 +347,15 @@ def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
     return mean + weight * (slowest - mean)
 
 
-def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
+def beat_of(regions: RegionTimes, stages: Stages, *, schedule: AnySchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
     """Return the time that each further micro-batch adds to a full pipeline. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
 
 
-def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Column, weight: float) -> Any:
-    if SCHEDULES[schedule].paces_apart:
+def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: AnySchedule, num_ranks: Column, weight: float) -> Any:
+    if schedule_of(schedule).paces_apart:
         return pace(f, totals[0], num_ranks, weight) + pace(b, totals[1], num_ranks, weight)
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
 
@@ -393,7 +406,11 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         total_w = total_pass(regions.weights, stages)
         slowest_w = pace(stage_sums(regions.weights, stages), total_w, num_ranks, weight)
         times = replace(times, total_weights=total_w, slowest_weights=slowest_w)
-    schedule = SCHEDULES[pipeline.schedule]
+    if pipeline.schedule.is_simulated:
+        weights = regions.weights if pipeline.schedule.splits_backward else (0.0,) * len(regions.backward)
+        by_kind = (virtual_sums(of, stages) for of in (regions.forward, regions.backward, weights))
+        times = replace(times, by_stage=tuple(zip(*by_kind, strict=True)))
+    schedule = schedule_of(pipeline.schedule)
     beat = times.slowest_forward + times.slowest_backward if schedule.paces_apart else times.slowest
     return schedule.time(times, pipeline) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
 
@@ -404,6 +421,6 @@ def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: Execu
     chunk  time of a further micro-batch on one virtual stage   [s]
     """
     if profile.stages.pp_overlap:
-        return SCHEDULES[pipeline.schedule].send_delay(hop, chunk, pipeline)
+        return schedule_of(pipeline.schedule).send_delay(hop, chunk, pipeline)
     later = pipeline.num_microbatches * pipeline.virtual_stages - 1.0
     return 2.0 * (pipeline.num_ranks - 1.0) * hop + later * (2.0 * hop)

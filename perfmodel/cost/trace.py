@@ -26,7 +26,7 @@ from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, st
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT, pass_starts
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -35,6 +35,8 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
 from perfmodel.parallel.choices import Recompute
 from perfmodel.parallel.measured import TRACE_NAMES
+from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
+from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.plan import Plan, place_of
 
 #: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
@@ -127,7 +129,9 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
     steps = {}  # of each kind of pipeline, by the pools of its ranks; chips of one kind are one pool
     for on, columns in pipelines.items():
         of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
-        steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions, slowest)
+        steps[on] = _Step(
+            plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on, plan.schedule.placement), of_regions, slowest
+        )
     kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
     numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
     detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
@@ -156,33 +160,43 @@ class _Step:
         self.step_time, self.wait = step_time, step_time - scalar(columns.step_time)
         self.p = p = plan.layout.pp
         self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
-        drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
-        self.passes = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
-        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
+        drawn = -(-m // p) * p if plan.schedule.groups_microbatches else m  # interleaved passes come in groups of p
+        orders = [schedule_of(plan.schedule).order(rank, p, drawn, len(order) // p) for rank in range(p)]
         times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
         self.kinds = tuple(times)
         lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
-        starts = pass_starts(self.passes, lengths, hop=scalar(columns.hop) if p > 1 else 0.0)
-        ends = [
-            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True)]
-            for rank in range(p)
-        ]
-        last = max(rank[-1] for rank in ends)
-        self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
+        if plan.schedule.splits_backward:
+            lengths[BACKWARD] = [sum(of_stage) for of_stage in zip(lengths[INPUT_GRADIENT], lengths[WEIGHT_GRADIENT], strict=True)]
+        self.stages = stages_of_ranks(p, len(order), plan.schedule.placement)
+        times_of_passes = pass_times(orders, lengths, placement=plan.schedule.placement, hop=scalar(columns.hop) if p > 1 else 0.0)
+        last = max(of_rank[-1][1] for of_rank in times_of_passes)
+        self.passes: list[list[Pass]] = [[] for _ in range(p)]
+        self.idle: list[list[float]] = [[] for _ in range(p)]  # before each pass, and after the last one
+        for passes, idle, order_of_rank, of_rank in zip(self.passes, self.idle, orders, times_of_passes, strict=True):
+            now = 0.0
+            for (kind, chunk, microbatch), (start, end) in zip(order_of_rank, of_rank, strict=True):
+                is_whole = kind in (BACKWARD, PAIRED_BACKWARD)
+                is_split = is_whole and plan.schedule.splits_backward
+                parts = self.kinds[1:] if is_whole else (kind,)
+                passes += [(part, chunk, microbatch) for part in parts]
+                idle += [max(start - now, 0.0), *[0.0] * is_split]
+                now = end
+            idle.append(max(last - now, 0.0))
+        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
 
     def num_spans(self, stage: int, detail: Detail) -> int:
         return sum(n * sum(not span.hidden for span in self.of_pass(stage, *key, detail)) for key, n in self.counts[stage].items())
 
     def of_pass(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[Span]:
         """Return the spans of a pass of a virtual stage, without start times."""
-        run = self.order[chunk * self.p + stage]
+        run = self.order[self.stages[stage][chunk]]
         layers = [self.spans[i][kind] for i in (run if kind == FORWARD else reversed(run))]
         spans = list(chain(*(map(_by_part, layers) if detail is Detail.LAYERS else layers)))
         return _by_part(spans) if detail is Detail.PASSES else spans
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
-        runs = Counter(chain(*self.order[stage :: self.p]))
+        runs = Counter(chain(*(self.order[k] for k in self.stages[stage])))
         parts = rank_parts(self.estimators[stage], self.plan, self.columns, [float(runs[i]) for i in range(len(self.spans))])
         of_pass, outside = self.scaled(stage, detail, parts)
         gaps, stretch = self.gaps(stage, parts)
@@ -303,7 +317,7 @@ class _Step:
 
     def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[Span]) -> list[Span]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
-        terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
+        terms, run = self.columns.plans.terms, self.order[self.stages[stage][chunk]]
 
         def of_run(times: Mapping[str, tuple[Any, ...]], when: str) -> float:
             return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
@@ -327,7 +341,7 @@ class _Step:
         order, in_flight = self.passes[stage], [0.0]
         changes = {FORWARD: 1.0, self.kinds[-1]: -1.0}
         for kind, chunk, _ in order:
-            in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * changes.get(kind, 0.0))
+            in_flight.append(in_flight[-1] + len(self.order[self.stages[stage][chunk]]) * changes.get(kind, 0.0))
         backward = [i for i, (kind, _, _) in enumerate(order) if kind != FORWARD]
         peak = max(backward, key=lambda i: in_flight[i])
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}

@@ -221,8 +221,8 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
 def held_elements(terms: ParameterTerms | FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks:
     """Return the trained elements, or the bytes of frozen weights, on each distinct rank."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
-    twice = stages.is_single * terms.tied[int(sharded)]
-    return first - twice, *between, last - twice
+    twice = terms.tied[int(sharded)]
+    return first - stages.joins_ends * twice, *between, last - stages.is_single * twice
 
 
 def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: OptimizerBytes, machine: Machine) -> Any:

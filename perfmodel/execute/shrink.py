@@ -7,12 +7,13 @@ from dataclasses import replace
 from math import gcd
 
 from perfmodel.execute.runner import CHECKED_PARAMETERS
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets
 from perfmodel.parallel.executable import executed_precision
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, divisors, make_plan
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import DeltaNet, Experts, Mamba
@@ -150,7 +151,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         raise InputError(f"ranks={ranks}: must be at least 1; say how many processes may run")
     degrees = shrink_degrees({axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}, ranks)
     pp, cp, tp = degrees["pp"], degrees["cp"], degrees["tp"]
-    virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
+    virtual = (plan.schedule.num_chunks or min(plan.virtual_stages, 2)) if pp > 1 else 1
     heads_ways = tp * (cp if plan.rules.exchanges_heads else 1)
     layers = min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual))
     data_axes = {"dp_replicate": degrees["dp_replicate"], "dp_shard": degrees["dp_shard"]}
@@ -169,6 +170,13 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     microbatches = min(plan.num_microbatches, 2 * pp)
     if pp > 1:
         microbatches = max(microbatches // pp, 1) * pp
+    if isinstance(plan.schedule, ScheduleTable):
+        if pp != plan.schedule.num_ranks:
+            rule = (
+                f"the orders of schedule={plan.schedule} are of {plan.schedule.num_ranks} ranks, and of {ranks} only {pp} are left for pp"
+            )
+            raise bad_field("ranks", ranks, rule, "use more, or a schedule by name")
+        microbatches = plan.schedule.num_microbatches
     data = degrees["dp_replicate"] * degrees["dp_shard"]
     job = TrainingJob(
         model=model.having(max_position_embeddings=max(model.positions.max_position_embeddings, length)),
@@ -179,7 +187,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         train=plan.job.train,
     )
     num_chips = pp * cp * tp * data
-    schedule = str(plan.schedule) if pp > 1 and (virtual > 1 or not plan.schedule.needs_chunks) else "1f1b"
+    schedule = plan.schedule if pp > 1 and (virtual > 1 or not plan.schedule.needs_chunks) else "1f1b"
     return make_plan(
         job,
         cluster="localhost",

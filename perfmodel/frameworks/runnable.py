@@ -14,6 +14,7 @@ from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, Compressor
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.schedule_table import FILE
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.training import Training
@@ -158,7 +159,7 @@ class Runs(Grouped):
 ANYTHING = Runs(
     sharding=ZeroRuns(zero=ZERO_STAGES, zero_in_pipeline=ZERO_STAGES, zero_of_replicas=(1, 2, 3)),
     axes=AXES,
-    pipelines=PipelineRuns(schedules=tuple(PipelineSchedule), uneven_stages=True, few_microbatches=True),
+    pipelines=PipelineRuns(schedules=(*PipelineSchedule, FILE), uneven_stages=True, few_microbatches=True),
     recompute=tuple(Recompute),
     sequence_parallel=True,
     source="",
@@ -172,7 +173,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero_in_pipeline": ZERO_STAGES,
     "zero_of_replicas": (1, 2, 3),
     "axes": AXES,
-    "schedules": tuple(PipelineSchedule),
+    "schedules": (*PipelineSchedule, FILE),
     "recompute": tuple(Recompute),
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
@@ -242,7 +243,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"dispatcher=flex: {framework} has no library that sends rows once to each place"
     if not pipelined:
         return ""
-    if str(plan.schedule) not in runs.pipelines.schedules:
+    if plan.schedule.listed_as not in runs.pipelines.schedules:
         return f"schedule={plan.schedule}: {framework} has {_listed(runs.pipelines.schedules)} only"
     if not runs.pipelines.uneven_stages and len(set(plan.stage_layers)) > 1:
         return f"pp={layout.pp}: {framework} needs the same number of layers in every stage"

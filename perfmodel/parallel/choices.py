@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
+from typing import Any
 
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.values import several
+from perfmodel.parallel.placement import Placement
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -50,26 +52,55 @@ class PipelineSchedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
+    ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
+
+    @property
+    def listed_as(self) -> str:
+        """Its name in plan files and in the lists of frameworks."""
+        return str(self)
+
+    @property
+    def placement(self) -> Placement:
+        """Rank of each virtual stage."""
+        return Placement.V if self in (PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV) else Placement.LOOP
+
+    @property
+    def is_simulated(self) -> bool:
+        """The time of a step is that of its simulated orders; others have a closed form."""
+        return self.placement is Placement.V
 
     @property
     def splits_backward(self) -> bool:
         """Gradients of weights are a pass of their own, which fills bubbles."""
-        return self is PipelineSchedule.ZERO_BUBBLE
+        return self in (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV)
 
     @property
     def groups_microbatches(self) -> bool:
         """The number of micro-batches must be a multiple of the number of ranks."""
         return self in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
 
+    def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
+        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
+        if self.groups_microbatches:
+            return num_microbatches % num_ranks == 0
+        least = 2 * num_ranks if self is PipelineSchedule.DUALPIPEV else 1
+        return num_microbatches >= least
+
     @property
     def takes_chunks(self) -> bool:
         """A rank may hold several virtual stages."""
-        return self.groups_microbatches
+        return self.groups_microbatches or self.placement is Placement.V
 
     @property
     def needs_chunks(self) -> bool:
         """A rank must hold several virtual stages."""
-        return self is PipelineSchedule.INTERLEAVED
+        return self is PipelineSchedule.INTERLEAVED or self.placement is Placement.V
+
+    @property
+    def num_chunks(self) -> int | None:
+        """Virtual stages of a rank, if the schedule exists for one number only."""
+        return 2 if self.placement is Placement.V else None
 
 
 class AttentionKernel(StrEnum):

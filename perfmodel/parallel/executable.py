@@ -18,6 +18,7 @@ from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSche
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.placement import Placement
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -46,7 +47,7 @@ def not_executable_reason(plan: Plan) -> str:
     if plan.job.policy.recipe is not None:
         return f"precision={plan.job.precision}: the executor has no products in fewer bits than bf16; use bf16-mixed"
     if isinstance(network, NetworkModel):
-        if plan.schedule.splits_backward:
+        if plan.schedule.splits_backward or plan.schedule.is_simulated:
             return f"schedule={plan.schedule}: the interpreter runs backward passes as a whole; use 1f1b"
         return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train
@@ -121,6 +122,9 @@ def not_modules_reason(plan: Plan) -> str:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
         return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"
+    if plan.schedule.placement is Placement.V and (model.tie_word_embeddings or model.num_mtp_layers):
+        rule = "the executor's stages are separate modules, of which two on one rank cannot share a matrix"
+        return f"schedule={plan.schedule}: {model.name} reads its embedding at both ends, and {rule}; use schedule=1f1b"
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (

@@ -19,6 +19,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, check_order
 
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
+    from perfmodel.parallel.schedule_table import ScheduleTable
 
 
 def read_rules(value: object, name: str) -> tuple[RuleSet, ...] | None:
@@ -87,7 +88,11 @@ class Knobs:
     )  # fmt: skip
     sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, is_searched=True)
     micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)
-    schedule: str | None = _choice("gpipe, 1f1b, interleaved or zero-bubble", choices=PipelineSchedule, is_searched=True, in_files="1f1b")
+    schedule: str | ScheduleTable | None = word(
+        "gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev or the CSV file of a schedule (docs/files.md)", metavar="NAME|FILE",
+        takes="Name", read=reader("parallel.schedule_table", "read_schedule"), choices=PipelineSchedule, is_searched=True,
+        in_files="1f1b",
+    )  # fmt: skip
     virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
     recompute: str | None = _choice("none, selective or full", choices=Recompute, is_searched=True, in_files="none")
     recompute_modules: Sequence[str] | None = word(

@@ -23,6 +23,8 @@ from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.placement import stages_of_rank
+from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -40,7 +42,7 @@ SCHEMA_VERSION = 1
 class Plan:
     """One complete row of the space of plans; nothing is decided later.
 
-    stage_layers[k] is the number of layers of virtual stage k, in model order; the stage is on pipeline rank k % pp.
+    stage_layers[k] is the number of layers of virtual stage k, in model order; `schedule.placement` states its rank.
 
     sharding     rules: axes of the layout that shard each dim of the operators; or an assignment: a sharding per operator, over a mesh of
                  the chips of each of `pp` stages. The other axes are then 1, and a micro-batch is that of all chips of a stage
@@ -59,7 +61,7 @@ class Plan:
     micro_batch: int
     recompute: Recompute
     recompute_operators: tuple[str, ...]
-    schedule: PipelineSchedule
+    schedule: AnySchedule
     virtual_stages: int
     stage_layers: tuple[int, ...]
     attention: AttentionKernel
@@ -107,6 +109,11 @@ class Plan:
     @property
     def has_experts(self) -> bool:
         return isinstance(self.job.model, TransformerConfig) and self.job.model.parts.experts is not None
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """Return the virtual stages of a pipeline rank, in model order."""
+        pp = self.layout.pp
+        return stages_of_rank(rank, pp, pp * self.virtual_stages, self.schedule.placement)
 
     @property
     def num_microbatches(self) -> int:
@@ -168,6 +175,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "stage_layers": list(plan.stage_layers),
         "profile": plan.framework.name,
         **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
+        **({"schedule": FILE, "schedule_table": plan.schedule.to_dict()} if isinstance(plan.schedule, ScheduleTable) else {}),
         "calibration": plan.calibration,
     }
 
@@ -179,7 +187,7 @@ def _knobs_of(plan: Plan) -> dict[str, Any]:
         if name in EXPERT_KNOBS and not plan.has_experts:
             continue
         value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, "rule_set" if name == "rules" else name)
-        knobs[name] = str(value) if isinstance(value, str) else value
+        knobs[name] = str(value) if isinstance(value, (str, ScheduleTable)) else value
     return knobs | {"zero": int(plan.zero)}
 
 
@@ -294,6 +302,11 @@ def check_plan(plan: Plan) -> None:
 
 def _check_schedule(plan: Plan) -> None:
     pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
+    if isinstance(schedule, ScheduleTable) and pp != schedule.num_ranks:
+        raise bad_field("pp", pp, f"schedule={schedule} has the orders of {schedule.num_ranks} ranks", f"use pp={schedule.num_ranks}")
+    if schedule.num_chunks and virtual != schedule.num_chunks:
+        rule = f"schedule={schedule} has {schedule.num_chunks} stages on a rank"
+        raise bad_field("virtual_stages", virtual, rule, f"use {schedule.num_chunks}, or schedule=interleaved")
     if virtual > 1 and not schedule.takes_chunks:
         raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {schedule}; add --schedule interleaved")
     if schedule.needs_chunks and (virtual < 2 or pp < 2):
@@ -311,6 +324,13 @@ def _check_schedule(plan: Plan) -> None:
             f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
             "change micro_batch or use 1f1b"
         )
+    if isinstance(schedule, ScheduleTable) and plan.num_microbatches != schedule.num_microbatches:
+        wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
+        rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
+        raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
+    if not schedule.admits(plan.num_microbatches, pp):
+        rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
+        raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 
 
 def _check_assigned(plan: Plan, assignment: Assignment) -> None:
@@ -327,6 +347,9 @@ def _check_assigned(plan: Plan, assignment: Assignment) -> None:
         raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={pp} alone")
     if plan.micro_batch < 1 or batch % plan.micro_batch:
         raise bad_field("micro_batch", plan.micro_batch, f"must divide global_batch={batch}", "use a divisor")
+    if plan.schedule.is_simulated:
+        rule = "a plan with a sharding per operator has a closed form of its schedule"
+        raise bad_field("schedule", str(plan.schedule), rule, "use 1f1b, or a plan with rules")
     _check_schedule(plan)
 
 
@@ -339,7 +362,7 @@ def assigned_plan(
     zero: int = 0,
     recompute: Recompute = Recompute.NONE,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
+    schedule: AnySchedule = PipelineSchedule.ONE_F_ONE_B,
     virtual_stages: int = 1,
     attention: AttentionKernel = AttentionKernel.FLASH,
     profile: str = "megatron",
@@ -498,12 +521,15 @@ def make_plan(
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
+    schedule: AnySchedule = _chosen(PipelineSchedule, "schedule", chosen.get("schedule", PipelineSchedule.ONE_F_ONE_B))
+    if schedule.num_chunks:
+        chosen = {"virtual_stages": schedule.num_chunks} | chosen
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(read_integer(layers, "stage_layers", least=0) for layers in stage_layers)
     else:
-        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
+        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1), schedule.placement)
     if chosen.get("etp") is None:
         chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.parts.experts is not None else 1
     return Plan(
@@ -539,8 +565,8 @@ def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> Ru
 
 
 def _chosen(kind: type[StrEnum] | None, name: str, value: Any) -> Any:
-    """Return the member of a closed choice; a value of another kind unchanged."""
-    if kind is None:
+    """Return the member of a closed choice; a value of another kind, and a schedule from a file, unchanged."""
+    if kind is None or isinstance(value, ScheduleTable):
         return value
     try:
         return kind(value)

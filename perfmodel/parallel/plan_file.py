@@ -24,6 +24,7 @@ from perfmodel.parallel.model_fields import model_to_dict, read_model
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.request import Service
+from perfmodel.parallel.schedule_table import FILE, table_of
 from perfmodel.parallel.serving.plan import SERVING_KIND, Pools, ServingPlan
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import is_model
@@ -87,7 +88,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         train=training_of(given.get("train", FULL_TRAINING), "job.train"),
         routing=routing_of(given.get("routing", "balanced")).with_capacity(given.get("capacity_factor", 0.0)),
     )
-    layers = data.get("stage_layers")
+    layers, table = data.get("stage_layers"), data.get("schedule_table")
     values: dict[str, Any] = {
         "cluster": _text(data["cluster"]),
         "num_chips": data["num_chips"],
@@ -98,6 +99,10 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         "profile": stated(_text(data.get("profile", "megatron")), read_settings(data.get("settings", {}))),
         "calibration": _text(data.get("calibration", "")),
     }
+    if table is not None:
+        values["schedule"] = table_of(table["name"], table["orders"], where="schedule_table")
+    elif values["schedule"] == FILE:
+        raise bad_field("schedule", FILE, "the plan has no schedule_table", "save the plan again, or use a schedule by name")
     if values["rules"] is not None:
         del values["sequence_parallel"]  # follows from the rules; `_check_rules_agree` compares it with the file
     if "assignment" in data:

@@ -16,6 +16,7 @@ from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.request import Service
+from perfmodel.parallel.schedule_table import FILE
 from perfmodel.parallel.serving.plan import DEGREES, SERVING_KIND
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, Precision
@@ -111,6 +112,13 @@ class JobFile(PlanRecord):
     capacity_factor: Any = Field(0.0, description="capacity of an expert over the mean; 0: no limit", json_schema_extra={"type": "number"})
 
 
+class ScheduleFile(PlanRecord):
+    """A pipeline schedule from a CSV file."""
+
+    name: str = Field(description="name of the schedule")
+    orders: list[str] = Field(description="passes of each rank in torch's notation, separated by commas")
+
+
 def _knob(name: str, knob: Word) -> tuple[Any, Any]:
     """Return the type and the description of a knob in a file."""
     about = f"{knob.help.rstrip('.')}{f'; {knob.otherwise}' if knob.otherwise else ''}"
@@ -120,7 +128,7 @@ def _knob(name: str, knob: Word) -> tuple[Any, Any]:
         return list[str], Field(list(knob.in_files), description=about)
     kind: Any = {int: _Whole, bool: bool}.get(knob.kind, PlanName)
     if knob.choices is not None:
-        kind = Annotated[str, OneOf(knob.choices)]
+        kind = Annotated[str, OneOf([*knob.choices, *([FILE] if name == "schedule" else [])])]
     return kind, Field(False if knob.kind is bool else knob.in_files, description=about)
 
 
@@ -141,6 +149,7 @@ class _Plan(PlanRecord):
     num_chips: _Whole = Field(description="chips of the plan")
     rule_set: Annotated[Any, ReadBy(_read_rules, {"type": "string"})] = Field(OMITTED, description="name of the rule set (old files)")
     recompute_operators: list[str] = Field(OMITTED, description="operators that run again in backward with recompute=selective")
+    schedule_table: ScheduleFile = Field(OMITTED, description="orders of the passes, with schedule=file")
     stage_layers: list[_Whole] | None = Field(OMITTED, description="layers of each pipeline stage; default: even stages")
     profile: PlanName = Field("megatron", description="framework or profile that runs it")
     settings: Annotated[Any, ReadBy(_read_settings, {"type": "object"})] = Field(OMITTED, description="configuration of the framework")

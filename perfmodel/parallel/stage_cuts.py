@@ -13,6 +13,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.layout import even_stage_layers
+from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator
@@ -36,14 +37,14 @@ USUAL_SEQUENCE, LONG_SEQUENCE = 4096, 32768
 moves its optimizer states, so with stages balanced at every length a longer sequence could be faster."""
 
 
-def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Return the layers of each virtual stage, in model order: stage k is on rank k % num_ranks."""
+def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int, placement: Placement = Placement.LOOP) -> tuple[int, ...]:
+    """Return the layers of each virtual stage, in model order."""
     model, num_stages = job.transformer, num_ranks * virtual_stages
     even = even_stage_layers(model.num_hidden_layers, num_stages)
     if num_ranks == 1 or are_alike(model):
         return even
     length = job.seq_len if job.seq_len > LONG_SEQUENCE else USUAL_SEQUENCE
-    return _by_cost(model, length, job.precision, num_ranks, virtual_stages)
+    return _by_cost(model, length, job.precision, num_ranks, virtual_stages, placement)
 
 
 def are_alike(model: TransformerConfig) -> bool:
@@ -52,22 +53,26 @@ def are_alike(model: TransformerConfig) -> bool:
 
 
 @session_cache(maxsize=4096)
-def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+def _by_cost(
+    model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int, placement: Placement
+) -> tuple[int, ...]:
     """Return the layers of each stage by cost: the better of two heuristics by the slowest rank. Every inner stage has a layer."""
     by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
     costs = {region: sum(cost.at(seq_len) for cost in by_region) for region, by_region in by_length.items()}  # of a sequence
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
     extra_costs = np.zeros(num_ranks)
     extra_costs[0] += costs["embedding"]
-    extra_costs[-1] += costs["head"]
+    extra_costs[rank_of_stage(num_ranks * virtual_stages - 1, num_ranks, placement)] += costs["head"]
     mean = (until[-1] + extra_costs.sum()) / num_ranks
     until, extra_costs = until / mean, extra_costs / mean
-    ways = [_balanced_stages(until, extra_costs, virtual_stages)]
-    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages))[1:-1]):
+    ways = [_balanced_stages(until, extra_costs, virtual_stages, placement)]
+    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages, placement))[1:-1]):
         ways.append(ranks)
 
+    by_chunk = np.array(stages_of_ranks(num_ranks, num_ranks * virtual_stages, placement)).T
+
     def slowest(layers: tuple[int, ...]) -> float:
-        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
+        taken = np.diff(until[np.cumsum([0, *layers])])[by_chunk].sum(axis=0) + extra_costs
         return float(_eighth_power(taken).sum())
 
     return min(ways, key=slowest)
@@ -83,7 +88,7 @@ def _eighth_power(taken: Array) -> Array:
     return fourth * fourth
 
 
-def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int, placement: Placement = Placement.LOOP) -> tuple[int, ...]:
     """Return the layers with the least sum of `_eighth_power` of the stages' costs, by dynamic programming.
 
     until        cumulative cost of the layers before each layer, and of all
@@ -99,7 +104,8 @@ def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> t
     least = np.full(len(until), np.inf)
     least[0] = 0.0
     begins = []
-    stages = np.tile(shared, virtual_stages).tolist()
+    num_ranks = len(shared)
+    stages = [float(shared[rank_of_stage(stage, num_ranks, placement)]) for stage in range(num_ranks * virtual_stages)]
     for stage, extra in enumerate(stages):
         total = least[::-1] + (inner if 0 < stage < len(stages) - 1 else ends)[extra]
         chosen = total.argmin(axis=1)
@@ -112,12 +118,16 @@ def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> t
     return tuple(reversed(layers))
 
 
-def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
-    """Return the layers of each virtual stage, from those of each rank; stage k is on rank k % p."""
-    return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
+def layers_of_stages(held: Sequence[int], virtual_stages: int, placement: Placement) -> tuple[int, ...]:
+    """Return the layers of each virtual stage, from those of each rank."""
+    num_ranks, layers = len(held), list[int]()
+    for stage in range(num_ranks * virtual_stages):
+        count, extra = divmod(held[rank_of_stage(stage, num_ranks, placement)], virtual_stages)
+        layers.append(count + (stage // num_ranks < extra))
+    return tuple(layers)
 
 
-def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int, placement: Placement) -> tuple[int, ...]:
     """Return the layers of a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first."""
     num_layers, ranks = len(until) - 1, [*range(1, len(extra_costs) - 1), 0, len(extra_costs) - 1]
     held, taken = [0] * len(extra_costs), extra_costs.tolist()
@@ -125,7 +135,7 @@ def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tu
         rank = min(ranks, key=taken.__getitem__)
         held[rank] += 1
         taken[rank] += float(until[-1]) / num_layers
-    return layers_of_stages(held, virtual_stages)
+    return layers_of_stages(held, virtual_stages, placement)
 
 
 @session_cache(maxsize=64)

@@ -391,7 +391,7 @@ def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:
             if axis not in knobs:
                 wanted.pop(axis)
     if "virtual_stages" not in knobs and ({"pp", "schedule"} & set(knobs)):
-        wanted["virtual_stages"] = 1
+        wanted["virtual_stages"] = None if wanted["schedule"] in [str(s) for s in PipelineSchedule if s.num_chunks] else 1
         if "schedule" not in knobs:
             wanted["schedule"] = "1f1b"
     wanted["rules"] = rule_set_of(knobs["rules"]) if "rules" in knobs else plan.rules

@@ -198,7 +198,8 @@ def _freed(conditions: RemedyConditions, plan: Plan, freed: tuple[str, ...]) -> 
         return None
     else:
         # no flag sets other layers of the stages than the default ones
-        layers = default_stage_layers(best.plan.job, best.plan.layout.pp, best.plan.virtual_stages)
+        chosen = best.plan
+        layers = default_stage_layers(chosen.job, chosen.layout.pp, chosen.virtual_stages, chosen.schedule.placement)
         is_free = "pp" in freed and best.plan.stage_layers != layers
         prediction = conditions.predict(replace(best.plan, stage_layers=layers)) if is_free else best
     if not conditions.accepts(prediction):

@@ -12,6 +12,7 @@ from perfmodel.parallel.knobs import Knobs, ServingKnobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.parallel.request import Service
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.parallel.serving.plan import DEGREES
 from perfmodel.verbs.setting import Setting, with_context_form
 
@@ -49,6 +50,8 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
         inherited |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
         if "virtual_stages" not in given and given.get("schedule") in [str(s) for s in PipelineSchedule if s.takes_chunks]:
             inherited["virtual_stages"] = plan.virtual_stages
+        if isinstance(given.get("schedule"), ScheduleTable) or given.get("schedule") in [str(s) for s in PipelineSchedule if s.num_chunks]:
+            inherited["virtual_stages"] = None  # the schedule states it
     return make_plan(
         setting.job,
         cluster=setting.reference,

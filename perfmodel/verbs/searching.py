@@ -135,6 +135,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     """
     from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, module_operators, useful_modules
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
+    from perfmodel.parallel.schedule_table import ScheduleTable
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space, searched_rules
 
     if not isinstance(maximum, Mapping):
@@ -149,6 +150,9 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     sequence_parallel = fixed.get("sequence_parallel")
     if sequence_parallel is not None and rules and all(rule_set.scatters_residual is not sequence_parallel for rule_set in rules):
         check_agrees(rules[0], sequence_parallel)
+    if isinstance(fixed.get("schedule"), ScheduleTable):
+        rule = f"is the order of {fixed['schedule'].num_ranks} ranks and {fixed['schedule'].num_microbatches} micro-batches only"
+        raise bad_field("schedule", str(fixed["schedule"]), rule, "search with schedules by name, and give the file to `perfmodel predict`")
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")

@@ -116,14 +116,17 @@ def test_a_schedule_that_is_not_modelled_is_read_as_the_nearest_with_a_note(tmp_
     config = tmp_path / "train.toml"
     config.write_text(
         'model = { name = "llama3", flavor = "8B" }\ntraining = { local_batch_size = 8, seq_len = 8192 }\n'
-        'parallelism = { pipeline_parallel_degree = 4, pipeline_parallel_schedule = "ZBVZeroBubble" }\n'
+        'parallelism = { pipeline_parallel_degree = 4, pipeline_parallel_schedule = "LoopedBFS" }\n'
     )
     setup = read_setup(config, {"chips": 32})
     assert setup.facts["schedule"] == "interleaved"
-    assert any("ZBVZeroBubble: predicted as interleaved" in note for note in setup.notes)
+    assert any("LoopedBFS: predicted as interleaved" in note for note in setup.notes)
 
 
-@pytest.mark.parametrize("name, schedule, chunks", [("InterleavedZeroBubble", "zero-bubble", 2), ("1F1B", "1f1b", 1)])
+@pytest.mark.parametrize(
+    "name, schedule, chunks",
+    [("InterleavedZeroBubble", "zero-bubble", 2), ("ZBVZeroBubble", "zbv", 2), ("DualPipeV", "dualpipev", 2), ("1F1B", "1f1b", 1)],
+)
 def test_schedules_of_torchtitan_by_name(tmp_path, name, schedule, chunks):
     config = tmp_path / "train.toml"
     config.write_text(

@@ -6,7 +6,7 @@ import pytest
 from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
 from perfmodel.parallel.choices import PipelineSchedule
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = PipelineSchedule
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZBV, DUALPIPEV = PipelineSchedule
 schedules = pytest.mark.parametrize("schedule", PipelineSchedule)
 
 
@@ -17,6 +17,7 @@ def even(schedule, *, p, m, v=1.0, forward=1.0, backward=2.0):
         slowest_forward=forward,
         slowest_backward=backward,
         slowest=forward + backward,
+        by_stage=((forward / v, backward / v, backward / v / 3.0),) * 16,
     )
     return SCHEDULES[schedule].time(times, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
 
@@ -37,7 +38,7 @@ def test_bubble_of_narayanan(p, m):
 
 @schedules
 def test_one_rank_has_no_bubble(schedule):
-    assert even(schedule, p=1, m=7) == 21.0
+    assert even(schedule, p=1, m=7, v=float(schedule.num_chunks or 1)) == 21.0
 
 
 def test_memory_of_schedules():

@@ -33,6 +33,8 @@ PLANS = {
     "interleaved": lambda: planned(pp=2, virtual_stages=3, zero=1),
     "zero-bubble": lambda: planned(pp=4, schedule="zero-bubble"),
     "zero-bubble, chunks": lambda: planned(pp=2, virtual_stages=3, schedule="zero-bubble", zero=1),
+    "zbv": lambda: planned(pp=4, schedule="zbv"),
+    "dualpipev": lambda: planned(pp=2, schedule="dualpipev"),
     "ring": lambda: planned(cp=2, cp_form="ring"),
     "experts": lambda: planned("mixtral-8x7b", ep=8, zero=1),
     "uneven": lambda: replace(planned(pp=4), stage_layers=(4, 3, 3, 2)),

@@ -10,6 +10,7 @@ from perfmodel.execute.runner import gradient_error
 from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason
+from perfmodel.parallel.schedule_table import table_of
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import GATED, VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 from tests.marks import NIGHTLY, covering, mostly_nightly
@@ -86,6 +87,35 @@ def test_gradients_equal_those_of_one_process(form, variant, groups):
     assert error < TOLERANCE, name
     checked = {name for errors in results for name in errors} - {"loss", "lm_head.weight"}
     assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
+#: Two ranks and four micro-batches: whole, split and paired backward passes, in a loop and in a V.
+IN_TURN = ["0F0,0F1,0F2,0B0,0F3,0I1,0B2,0W1,0I3,0W3", "1F0,1I0,1F1,1B1,1W0,1F2,1B2,1F3,1B3"]
+IN_A_V = [
+    "0F0,0F1,3F0,3I0,3W0,3F1,0F2,0I0,0W0,3B1,3F2,(0F3;3B2)OVERLAP_F_B,0B1,3F3,3B3,0B2,0B3",
+    "1F0,2F0,1F1,2F1,2B0,1B0,1F2,2F2,2I1,2W1,1B1,(1F3;2B2)OVERLAP_F_B,2F3,1B2,2B3,1B3",
+]
+
+#: Schedules in a V and from files, of a model whose ends share no matrix: in a V both are on the first rank.
+V_FORMS = {
+    "file": (2, dict(pp=2, schedule=table_of("mine", IN_TURN, where="file"), micro_batch=2)),
+    "file, in a v": (2, dict(pp=2, schedule=table_of("mine", IN_A_V, where="file"), micro_batch=2)),
+    "zbv": (2, dict(pp=2, schedule="zbv", micro_batch=2)),
+    "zbv, few micro-batches, uneven": (2, dict(pp=2, schedule="zbv", micro_batch=4, stage_layers=(0, 2, 1, 1))),
+    "dualpipev": (2, dict(pp=2, schedule="dualpipev")),
+    "zbv x zero 3": (4, dict(pp=2, schedule="zbv", dp_shard=2, zero=3)),
+    "zbv x zero 1": (4, dict(pp=2, schedule="zbv", dp_shard=2, zero=1)),
+    "dualpipev x tensor and sequence": (4, dict(pp=2, schedule="dualpipev", tp=2)),
+}
+
+
+@pytest.mark.parametrize("form", mostly_nightly(V_FORMS, ("file, in a v", "zbv", "dualpipev", "zbv x zero 3")))
+def test_gradients_of_orders_equal_those_of_one_process(form, groups):
+    num_ranks, knobs = V_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny("llama"), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} - {"loss"} == {shape.name for shape in tiny("llama").parameter_shapes()}
 
 
 #: Models with experts: each mesh of experts combined with each of attention's axes.

@@ -144,6 +144,18 @@ def test_every_cell_of_a_small_sweep_that_postpones_gradients_of_weights(profile
     assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist())
 
 
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+@pytest.mark.parametrize("profile", ["torch-fsdp2", "megatron"])
+def test_every_cell_of_a_small_sweep_in_a_v(profile, schedule):
+    model = make_model(num_hidden_layers=7, tie_word_embeddings=profile == "megatron")
+    estimator = estimator_of(make_job(model, batch=16), chips=4, node=2, profile=profile)
+    state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,), fixed={"schedule": schedule}))
+    plans = [state.plan(i) for i in state.best.time.ids.tolist()]
+    assert {(plan.layout.pp, plan.virtual_stages) for plan in plans} == {(2, 2), (4, 2)}
+    assert min(plan.num_microbatches // plan.layout.pp for plan in plans) == (2 if schedule == "dualpipev" else 0)
+    assert_cells_equal_single_plans(estimator, state, state.best.time.ids.tolist())
+
+
 @pytest.mark.slow
 def test_every_cell_of_a_small_sweep_of_experts():
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)

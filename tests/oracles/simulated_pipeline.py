@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.cost.schedules import FORWARD, INPUT_GRADIENT, Pass, pass_starts
+from perfmodel.parallel.pass_orders import FORWARD, INPUT_GRADIENT, Pass, pass_times
+from perfmodel.parallel.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +17,12 @@ class Run:
     held: tuple[int, ...]
 
 
-def simulate(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, hop: float = 0.0) -> Run:
-    """Run the orders; arguments as `pass_starts` has them."""
-    starts, p = pass_starts(orders, lengths, hop=hop), len(orders)
-    ends = (
-        start + lengths[kind][chunk * p + rank]
-        for rank, order in enumerate(orders)
-        for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)
-    )
+def simulate(
+    orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, placement: Placement = Placement.LOOP, hop: float = 0.0
+) -> Run:
+    """Run the orders; arguments as `pass_times` has them."""
+    passes = pass_times(orders, lengths, placement=placement, hop=hop)
+    ends = (of_rank[-1][1] for of_rank in passes)
     return Run(time=max(ends), held=tuple(_most_held(order) for order in orders))
 
 

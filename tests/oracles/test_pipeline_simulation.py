@@ -8,20 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.live_layers import live_layers, live_table, three_live_layers
-from perfmodel.cost.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    SCHEDULES,
-    WEIGHT_GRADIENT,
-    Pipeline,
-    StageTimes,
-)
+from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import even_stage_layers
+from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from tests.oracles.simulated_pipeline import layers_held, simulate
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = PipelineSchedule
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZBV, DUALPIPEV = PipelineSchedule
 #: Share of the backward pass that is gradients of weights.
 WEIGHTS = 0.4
 

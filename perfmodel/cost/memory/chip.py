@@ -21,7 +21,7 @@ from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.schedules import SCHEDULES, Pipeline
+from perfmodel.cost.schedules import Pipeline, schedule_of
 from perfmodel.cost.stages import Stages, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
@@ -106,10 +106,9 @@ ActivationBytes = dict[At, tuple[Any, Any]]
 
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
     """Return the parts with their own passes in flight on a distinct rank: blocks, and regions before or after them."""
-    first, last = stages.regions[0], stages.regions[-1]
-    if rank == 0:
-        return (At.BLOCKS,) if first.is_block else (At.BLOCKS, At.FIRST)
-    return (At.BLOCKS, At.LAST) if rank == stages.num_ranks - 1 and not last.is_block else (At.BLOCKS,)
+    has_first = rank == 0 and not stages.regions[0].is_block
+    has_last = stages.may_end(rank) and not stages.regions[-1].is_block
+    return (At.BLOCKS, *[At.FIRST] * has_first, *[At.LAST] * has_last)
 
 
 def kept_memory(
@@ -196,10 +195,10 @@ def kept_on_rank(
     At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
     until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
     """
-    schedule = SCHEDULES[pipeline.schedule]
+    schedule = schedule_of(pipeline.schedule)
     p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
     is_first, is_last = stages.is_first(rank), stages.is_last(rank)
-    begun, ended = is_first * schedule.begun(index, pipeline), is_last * (m if schedule.keeps_all else 1.0)
+    begun, ended = is_first * schedule.begun(index, pipeline), is_last * schedule.ended(index, pipeline)
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     if activations.postponed:
@@ -212,7 +211,7 @@ def kept_on_rank(
     # the input of a pass is already in its receive buffer
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
-    receives = m * ((2.0 * v - is_first) - is_last)
+    receives = m * (((2.0 * v - is_first) - is_last) - stages.num_local(rank))
     return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * ((receives - none_left) * activations.boundary)
 
 

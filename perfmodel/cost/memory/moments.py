@@ -186,8 +186,8 @@ class _Moments:
         self.profile, self.activation_bytes = of.profile, of.activation_bytes
         self.regions: Regions = of.stages.regions
         self.runs = of.stages.runs[rank]
-        self.is_last_rank = rank == of.stages.num_ranks - 1
-        self.tied: Any = of.stages.is_single * of.terms.tied[0]
+        self.is_last_rank = of.stages.may_end(rank)
+        self.tied: Any = of.stages.has_both_ends(rank) * of.terms.tied[0]
 
     def at(self, region: int) -> At:
         """Return the part of the model to which a region belongs."""
@@ -269,6 +269,8 @@ class _Moments:
         """Return the boundary gradients under torch's schedules: a sent one stays for a while; a received one is in its buffer."""
         if not self.profile.stages.pipeline_keeps_boundaries:
             return 0.0
+        if self.stages.is_folded:  # every rank sends gradients and receives some
+            return (np.minimum(self.m - 1.0, 1.0) - 1.0) * self.a.boundary
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
 
@@ -292,7 +294,7 @@ class _Sharded:
         self.twice = rank.tied
         frozen = self.t.frozen
         #: bytes of a frozen matrix that both ends read
-        frozen_twice = rank.stages.is_single * frozen.tied[0] if frozen is not None else 0.0
+        frozen_twice = rank.stages.has_both_ends(rank.rank) * frozen.tied[0] if frozen is not None else 0.0
         self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
         self.untied = 1.0 - self.is_tied
         there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
@@ -303,7 +305,7 @@ class _Sharded:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.gradient.reduced for unit in self.wide]
         sums = [runs * held if region.is_block else held for runs, region, held in zip(self.runs, regions, self.held, strict=True)]
-        self.total = sum_of(sums) - rank.stages.is_single * self.t.tied[1] * sizes.gradient.sharded
+        self.total = sum_of(sums) - rank.stages.has_both_ends(rank.rank) * self.t.tied[1] * sizes.gradient.sharded
         #: the unit of the shared matrix, until it is reduced
         self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.gradient.produced)
         if self.has_last:

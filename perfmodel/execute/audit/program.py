@@ -101,7 +101,8 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: Routi
         for name in ("_warmup_forward_vote", "_warmup_backward_result"):  # exchange of shapes with stages that do not run in this process
             stack.callback(setattr, PipelineStage, name, getattr(PipelineStage, name))
             setattr(PipelineStage, name, lambda *_, **__: _Vote())
-        few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule.groups_microbatches else 2
+        pp, most = plan.layout.pp, 2 * max(plan.layout.pp, plan.num_microbatches)
+        few = 1 if pp == 1 else next(m for m in range(2, most + 1) if plan.schedule.admits(m, pp))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         program = FakeProgram(worker, with_microbatches(plan, few), mode, dropout=dropout, routing=routing)
         with program.mode:

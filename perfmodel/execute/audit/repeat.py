@@ -14,6 +14,7 @@ from typing import Any
 from perfmodel.cost.counts import RankCounts
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.schedule_table import ScheduleTable
 
 
 def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
@@ -22,11 +23,16 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     Memory is the last count to become linear. It needs the largest number of in-flight micro-batches and the gradients of all local stages.
     Without a pipeline, or under GPipe, the first and the last micro-batch differ from the others. Under 1F1B at most pp - stage are in
     flight, and the first backward pass follows them. Under interleaving, a rank runs fewer than pp (v + 1) forward passes ahead. It then
-    runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups.
+    runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups. In a V, at most 2 pp
+    micro-batches of a stage are in flight.
     """
     p, m = plan.layout.pp, plan.num_microbatches
+    if isinstance(plan.schedule, ScheduleTable):
+        return (m,)
     if plan.schedule.groups_microbatches and p > 1:
         first, step = 3 * p, p
+    elif plan.schedule.is_simulated:
+        first, step = 2 * p + 1, 1
     elif plan.schedule is PipelineSchedule.GPIPE or p == 1:
         first, step = 2, 1
     else:

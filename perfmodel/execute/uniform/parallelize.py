@@ -16,9 +16,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+    _Action,
+    _PipelineScheduleRuntime,
 )
 
 from perfmodel.execute.launch.launch import Worker
@@ -34,6 +38,7 @@ from perfmodel.execute.zero import dtypes_of
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.workload.routing import RoutingCounts
 
 #: Phases of a step, in order. In a pipelined step, forward and backward are not separable: both are `pipeline`.
@@ -44,7 +49,18 @@ _SCHEDULES = {
     PipelineSchedule.ONE_F_ONE_B: Schedule1F1B,
     PipelineSchedule.INTERLEAVED: ScheduleInterleaved1F1B,
     PipelineSchedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    PipelineSchedule.ZBV: ScheduleZBVZeroBubble,
+    PipelineSchedule.DUALPIPEV: ScheduleDualPipeV,
 }
+
+
+def _runtime_of(table: ScheduleTable, stages: list[Any], options: dict[str, Any]) -> Any:
+    """Return torch's runtime with the orders of a file."""
+    runtime = _PipelineScheduleRuntime(stages, **options)
+    for rank, line in enumerate(table.lines):
+        runtime.pipeline_order[rank] = list(map(_Action.from_str, line.split(",")))
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    return runtime
 
 
 class _Stage(PipelineStage):
@@ -123,7 +139,7 @@ class TrainingProgram:
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages
-        self.stage_indices = range(coordinates["pp"], num_stages, layout.pp)
+        self.stage_indices = plan.stages_of_rank(coordinates["pp"])
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
@@ -226,6 +242,8 @@ class TrainingProgram:
         for stage in stages:
             stage.after_weights = self.data.accumulate_assigned
         options = {"n_microbatches": plan.num_microbatches, "loss_fn": self.loss, "scale_grads": False}
+        if isinstance(plan.schedule, ScheduleTable):
+            return _runtime_of(plan.schedule, stages, options)
         schedule: Any = _SCHEDULES[plan.schedule]
         return schedule(stages if issubclass(schedule, PipelineScheduleMulti) else stages[0], **options)
 

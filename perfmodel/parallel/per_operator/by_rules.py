@@ -38,6 +38,7 @@ def interpreter_reason(plan: Plan) -> str:
         ),
         (layout.pp > 1 and plan.order[-1] != "pp", "with stages one after another", f"order={'-'.join(DEFAULT_ORDER)}"),
         (plan.schedule.splits_backward, "with backward passes as a whole", "schedule=1f1b"),
+        (plan.schedule.is_simulated, "with schedules by name", "schedule=1f1b"),
         (0 in plan.stage_layers[1:-1], "with a layer on every inner stage", "even stages"),
     ):
         if is_so:

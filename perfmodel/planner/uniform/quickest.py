@@ -20,6 +20,7 @@ from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_fact
 from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Recompute
+from perfmodel.parallel.placement import Placement
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
@@ -165,10 +166,11 @@ class _Search:
         weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp[:, None], most_virtual), inf)
         bounds = np.moveaxis(self.tables.passes[rule][:, keys] * weights * LESS, 0, -1)
         # the first rank keeps no less than the activations of its blocks: of min(m, pp) microbatches in flight under 1f1b, m under gpipe;
-        # interleaving keeps at least pp of each virtual stage
+        # interleaving keeps at least pp of each virtual stage; no bound is used for simulated schedules
         kept = np.minimum.reduce([table.kept[i][:, keys] for i, region in enumerate(table.program.regions) if region.is_block])
         blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
-        alive = blocks[:, None] * np.minimum(m, pp[:, None])
+        is_bounded = not any(schedule.is_simulated for schedule in self.space.schedules)
+        alive = blocks[:, None] * np.minimum(m, pp[:, None]) * float(is_bounded)
         kept = np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
         memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + kept)
         if self.by_memory:
@@ -191,6 +193,7 @@ class _Search:
             pp: [min(float(np.min(runs)) for runs in region) for region in zip(*(group.stages.runs[0] for group in groups), strict=True)]
             for pp, groups in self.pipelines.items()
         }
+        is_folded = any(schedule.placement is Placement.V for schedule in self.space.schedules)
         memory = np.full((2, len(ZERO_STAGES), len(rows)), inf)
         for in_pipeline in (False, True):
             at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
@@ -201,7 +204,9 @@ class _Search:
             outside = outside_bytes(estimator.profile, estimator.machine, grid)
             mean = tuple(count / grid.degree["pp"] for count in counts)
             first = tuple(np.array([runs[pp] for pp in self.pp[rows[at]].tolist()]).T[..., None, None, None])
-            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, first), total=counts, is_single=1.0 - in_pipeline)
+            # in a V the first rank has both ends, with one copy of a matrix that both read
+            is_single = 1.0 if is_folded else 1.0 - in_pipeline
+            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, first), total=counts, is_single=is_single)
             for zero in ZERO_STAGES:
                 table = tables.parameters.get((rule, zero, in_pipeline))
                 legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs.sharding, chosen, zero)

@@ -23,10 +23,15 @@ from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
 Array = NDArray[np.float64]
 
 
+def schedules_of(choices: tuple[PipelineChoice, ...]) -> list[PipelineSchedule]:
+    """Return the schedules of the choices, which are ordered by schedule."""
+    return list(dict.fromkeys(choice.schedule for choice in choices))
+
+
 def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...]) -> tuple[slice, tuple[PipelineChoice, ...], Any]:
     """Return the range of the choices of a schedule, these choices, and their virtual stages."""
     indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
-    at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
+    at = slice(indices[0], indices[-1] + 1)
     return at, choices[at], np.array([float(choice.virtual_stages) for choice in choices[at]]) if schedule.takes_chunks else 1.0
 
 
@@ -41,10 +46,8 @@ def pipeline_times(
 ) -> Array:
     """Return the time of the pipeline. [layouts, micro-batches, recompute, schedules]"""
     pipeline = np.empty(shape)
-    for schedule in PipelineSchedule:
-        at, chosen, v = _choices_of(schedule, pipelines.choices)
-        if not chosen:
-            continue
+    for schedule in schedules_of(pipelines.choices):
+        at, _, v = _choices_of(schedule, pipelines.choices)
         of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
         pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile)
     return pipeline
@@ -62,7 +65,7 @@ def least_rounds(m: Any, pp: Any, most_virtual: Any) -> Any:
     m              micro-batches of a step
     most_virtual   `most_chunks`; interleaving needs a multiple of the ranks as micro-batches
     """
-    virtual = np.where(m % pp == 0, most_virtual, 1)
+    virtual = np.where((m % pp == 0) | np.isinf(most_virtual), most_virtual, 1)
     return (m + (pp - 1.0) / virtual) / pp
 
 
@@ -90,10 +93,8 @@ def schedule_columns(
     legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
     factor = reserve_factor(profile, estimator.machine)
-    for schedule in PipelineSchedule:
-        at, chosen, v = _choices_of(schedule, pipelines.choices)
-        if not chosen:
-            continue
+    for schedule in schedules_of(choices):
+        at, chosen, v = _choices_of(schedule, choices)
         table = np.stack([choice.live for choice in chosen], axis=1)
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipeline = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
@@ -118,6 +119,6 @@ def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_
         if choice.schedule is PipelineSchedule.GPIPE:
             legal[..., i] = count > 1  # 1f1b otherwise
         else:
-            legal[..., i] = count % pp == 0 if choice.schedule.groups_microbatches else True
+            legal[..., i] = choice.schedule.admits(count, pp)
     legal &= m >= least_microbatches
     return legal

@@ -24,6 +24,7 @@ from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES, USUAL_DISPATCHERS, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER, STAGES_WITHOUT_LAYERS, even_stage_layers, shorter_ends_stage_layers
+from perfmodel.parallel.placement import Placement, stages_of_ranks
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
@@ -313,7 +314,7 @@ def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
     return [t for t in degrees if any(admits(rules, job.transformer, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
 
 
-def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
+def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int, placement: Placement = Placement.LOOP) -> list[tuple[int, ...]]:
     """Return the layers of each virtual stage: even, and with shorter ends where that may help.
 
     Layers of different kinds are balanced by time, and also split evenly by number. Shorter ends may help in two cases: an end gets fewer
@@ -325,11 +326,12 @@ def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list
         return []
     even = even_stage_layers(layers, num_stages)
     if not are_alike(model):
-        return list(dict.fromkeys((default_stage_layers(job, num_ranks, virtual_stages), even)))
+        return list(dict.fromkeys((default_stage_layers(job, num_ranks, virtual_stages, placement), even)))
     shorter = shorter_ends_stage_layers(layers, num_stages)
     if shorter == even:
         return [even]
-    a, b = ([sum(layers[rank::num_ranks]) for rank in range(num_ranks)] for layers in (even, shorter))
+    by_rank = stages_of_ranks(num_ranks, num_stages, placement)
+    a, b = ([sum(layers[stage] for stage in stages) for stages in by_rank] for layers in (even, shorter))
     fewer = b[0] < a[0] or b[-1] < a[-1]
     no_more = max(b) <= max(a)
     return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
@@ -352,6 +354,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     if pp > 1:
         chunks = {schedule: range(1, most // pp + 1) if schedule.takes_chunks else (1,) for schedule in PipelineSchedule}
         pairs = [(schedule, v) for schedule in PipelineSchedule for v in chunks[schedule] if v > 1 or not schedule.needs_chunks]
+        pairs = [(schedule, v) for schedule, v in pairs if schedule.num_chunks in (None, v)]
     by_runs: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
@@ -359,11 +362,11 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             continue
         if pp > 1 and str(schedule) not in space.runs.pipelines.schedules:
             continue
-        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job, pp, virtual)
+        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job, pp, virtual, schedule.placement)
         for layers in given:
             if pp > 1 and not space.runs.pipelines.uneven_stages and len(set(layers)) > 1:
                 continue
-            stages = stages_of(regions, layers, pp)
+            stages = stages_of(regions, layers, pp, schedule.placement, schedule.is_simulated)
             _, choices = by_runs.setdefault(stages.runs, (stages, []))
             live = live_table(schedule, layers, pp)
             choices.append(

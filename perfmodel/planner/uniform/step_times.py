@@ -14,6 +14,7 @@ from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.planner.uniform.schedules import schedules_of
 from perfmodel.planner.uniform.space import PipelineGroup
 
 Array = NDArray[np.float64]
@@ -78,10 +79,8 @@ def _less_hidden_sends(
     if not np.any((2.0 + 1e-9) * most * hop > shortest):
         return pipeline
     less = np.empty_like(pipeline)
-    for schedule in PipelineSchedule:
+    for schedule in schedules_of(choices):
         indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
-        if not indices:
-            continue
         virtual_stages = np.array([float(choices[i].virtual_stages) for i in indices])
         exposed = np.asarray((gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total)
         less[..., indices] = pipeline[..., indices] - overlapped_send_time(

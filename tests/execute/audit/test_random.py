@@ -55,6 +55,27 @@ ZERO_BUBBLE = {
 }
 
 
+#: Of a model whose ends share no matrix: both are on the first rank. The last rank sends nothing between its two stages.
+IN_A_V = {
+    "first of four": (dict(num_chips=4, pp=4, schedule="zbv", model=tiny("llama", num_hidden_layers=8)), 0),
+    "last of four": (dict(num_chips=4, pp=4, schedule="zbv", model=tiny("llama", num_hidden_layers=8)), 3),
+    "pairs": (dict(num_chips=2, pp=2, schedule="dualpipev", model=tiny("llama")), 1),
+    "zero 3": (dict(num_chips=4, pp=2, dp_shard=2, zero=3, schedule="zbv", model=tiny("llama")), 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_A_V)
+def test_ranks_with_two_stages_in_a_v(counting, name):
+    knobs, rank = IN_A_V[name]
+    plan = tiny_plan(**knobs)
+    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+    assert [row for row in rows if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
+    assert memory["saved activations"].passes(SAVED), memory["saved activations"]
+    assert memory["peak"].passes(0.06), memory["peak"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZERO_BUBBLE)
 def test_ranks_that_postpone_gradients_of_weights(counting, name):

@@ -145,7 +145,7 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, l
     assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
 
 
-@pytest.mark.parametrize("fixed", [{}, {"schedule": "zero-bubble"}], ids=["any schedule", "zero-bubble"])
+@pytest.mark.parametrize("fixed", [{}, *({"schedule": name} for name in ("zero-bubble", "zbv", "dualpipev"))], ids=str)
 @pytest.mark.parametrize("headroom", [0.9, 0.5, 0.2])
 def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(headroom, fixed):
     """Against every plan, with memory for some: the headroom leaves this share."""

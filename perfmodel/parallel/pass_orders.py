@@ -1,0 +1,147 @@
+"""Event simulation of a pipeline from the orders of its ranks, and what a rank has in flight by its order.
+
+A pass starts as soon as its rank is free and its inputs are ready. A forward pass depends on the forward of the previous virtual stage,
+a backward pass on the backward of the next one and on its own forward. If backward is split, this holds for the gradients of inputs, and
+gradients of weights depend on those. A virtual stage may run some backward passes as a whole and split others. The simulation uses no
+formula for bubbles: closed forms do, and a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfmodel.parallel.placement import Placement, stages_of_ranks
+
+#: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights. A paired backward pass is a whole one
+#: that runs as one action with the forward pass before it: what both send leaves at its end.
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PAIRED_BACKWARD = "F", "B", "I", "W", "&"
+
+#: Kinds after which a micro-batch is no longer in flight on its virtual stage.
+FREEING = (BACKWARD, PAIRED_BACKWARD, WEIGHT_GRADIENT)
+
+#: One pass: kind, virtual stage of the rank (chunk), micro-batch.
+Pass = tuple[str, int, int]
+
+#: What the end of a pass makes ready: the gradients of inputs are ready after either kind of backward pass.
+_MAKES = {
+    FORWARD: FORWARD,
+    **dict.fromkeys((BACKWARD, PAIRED_BACKWARD, INPUT_GRADIENT), INPUT_GRADIENT),
+    WEIGHT_GRADIENT: WEIGHT_GRADIENT,
+}
+
+#: What must be ready on the same virtual stage, and step to the stage that sends the input.
+_DEPENDS_ON = {
+    FORWARD: ("", -1),
+    **dict.fromkeys((BACKWARD, PAIRED_BACKWARD, INPUT_GRADIENT), (FORWARD, 1)),
+    WEIGHT_GRADIENT: (INPUT_GRADIENT, 0),
+}
+
+
+def pass_times(
+    orders: Sequence[Sequence[Pass]],
+    lengths: Mapping[str, Sequence[Any]],
+    *,
+    placement: Placement,
+    hop: Any = 0.0,
+    later: Callable[[Any, Any], Any] = max,
+) -> list[list[tuple[Any, Any]]]:
+    """Return the start and the end of each pass of each rank. [s]
+
+    lengths   time of each kind of pass on each virtual stage, in model order   [s]
+    hop       time of a send from rank to rank, while both compute   [s]
+    later     maximum of two times; numpy's for columns
+
+    Raises ValueError if the orders wait for each other, with the first such pass of each rank.
+    """
+    num_ranks, num_stages = len(orders), len(lengths[FORWARD])
+    stages = stages_of_ranks(num_ranks, num_stages, placement)
+    ready: dict[tuple[str, int, int], Any] = {}
+    waits: list[list[tuple[str, int, int]]] = [[] for _ in orders]  # outputs that leave with the next pass
+    free: list[Any] = [0.0] * num_ranks
+    times: list[list[tuple[Any, Any]]] = [[] for _ in orders]
+    while any(len(begun) < len(order) for begun, order in zip(times, orders, strict=True)):
+        progressed = False
+        for rank, (order, begun) in enumerate(zip(orders, times, strict=True)):
+            while len(begun) < len(order):
+                kind, chunk, microbatch = order[len(begun)]
+                stage, output = stages[rank][chunk], _MAKES[kind]
+                before, step = _DEPENDS_ON[kind]
+                start = free[rank]
+                if before:
+                    if (before, stage, microbatch) not in ready:
+                        break
+                    start = later(start, ready[before, stage, microbatch])
+                sender = stage + step
+                if step and 0 <= sender < num_stages:
+                    if (output, sender, microbatch) not in ready:
+                        break
+                    sent = ready[output, sender, microbatch]
+                    start = later(start, sent if sender in stages[rank] else sent + hop)
+                free[rank] = start + lengths[BACKWARD if kind == PAIRED_BACKWARD else kind][stage]
+                begun.append((start, free[rank]))
+                waits[rank].append((output, stage, microbatch))
+                progressed = True
+                is_in_pair = len(begun) < len(order) and order[len(begun)][0] == PAIRED_BACKWARD
+                if not is_in_pair:
+                    ready |= dict.fromkeys(waits[rank], free[rank])
+                    waits[rank].clear()
+        if not progressed:
+            waiting = []
+            for rank, (order, begun) in enumerate(zip(orders, times, strict=True)):
+                waiting += [f"rank {rank} waits at {pass_text(one, stages[rank])}" for one in order[len(begun) : len(begun) + 1]]
+            raise ValueError(", ".join(waiting))
+    return times
+
+
+def pass_text(one: Pass, stages: Sequence[int]) -> str:
+    """Return a pass in torch's notation: virtual stage, kind, micro-batch."""
+    kind, chunk, microbatch = one
+    return f"{stages[chunk]}{kind}{microbatch}"
+
+
+def in_flight(order: Sequence[Pass], chunks: Sequence[int]) -> tuple[float, ...]:
+    """Return the fields of `LiveLayers` of a rank from its order.
+
+    A pass is in flight from its forward to the end of its backward, or of its gradients of weights.
+
+    chunks   layers of its virtual stages
+    """
+    held, at_first = 0, -1
+    alive, run = list[int](), list[int]()  # layers in flight as each backward pass begins, and its chunk
+    for kind, chunk, _ in order:
+        if kind == FORWARD:
+            held += chunks[chunk]
+            continue
+        at_first = held if at_first < 0 else at_first
+        if kind in FREEING:
+            alive.append(held)
+            run.append(chunk)
+            held -= chunks[chunk]
+    v, layers, number = len(chunks), max(sum(chunks), 1), len(alive)
+    first_of = [run.index(chunk) for chunk in range(v)]
+    most = max(alive)
+    last = max(i for i in range(number) if alive[i] == most)
+    ran = [chunk for chunk in range(v) if first_of[chunk] < last]
+    all_ran = min(max(first_of) + 1, number - 1)
+    gone = all_ran > last
+    at_end = [alive[i] for i in range(number) if run[i] == v - 1]
+    at_start = [alive[i] - chunks[0] for i in range(number) if run[i] == 0]
+    later_at_end = [alive[i] for i in range(max(first_of) + 1, number) if run[i] == v - 1]
+    second = [i for i in range(number) if run[i] == 0][:2][-1]
+    over = [chunk for chunk in range(1, v) if chunk not in run[second:]]
+    return (
+        float(at_first),
+        float(most),
+        sum(chunks[chunk] for chunk in ran) / layers if sum(chunks) else len(ran) / v,
+        float(0 in ran),
+        float(v - 1 in ran),
+        float(most - max(alive[all_ran:])) if gone else 0.0,
+        float(gone),
+        float(chunks[run[last]]) if run[last] not in ran else 0.0,
+        float(most - max(at_end)),
+        float(most - max(at_start)),
+        float(max(at_end) - max(later_at_end, default=0)),
+        float(max(at_start) - max(at_start[1:], default=0)),
+        sum(chunks[chunk] for chunk in over) / layers,
+    )
