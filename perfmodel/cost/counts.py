@@ -18,7 +18,8 @@ from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.program import PHASES, Program, compile_program
 from perfmodel.cost.programs import Compiled
-from perfmodel.cost.stages import inner_regions, rank_runs
+from perfmodel.cost.schedules import schedule_of
+from perfmodel.cost.stages import inner_regions, rank_runs, runs_of_stages
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
@@ -32,6 +33,7 @@ from perfmodel.parallel.compression import NO_COMPRESSION, Compression
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.pass_orders import MOST_GATHERED, gathers_of_chunks
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
@@ -74,7 +76,8 @@ class RankCounts:
     parameters   weights between steps, as the operators read them or (ZeRO-2 and 3) as the optimizer updates them          [byte]
     gradients    as the optimizer reads them                                                                                [byte]
     optimizer    its state, and the master copy if that is stored in addition to the weights                                [byte]
-    saved        saved activations: tensors created since the step began that are live when its first backward begins       [byte]
+    saved        saved activations: tensors created since the step began that are live when its first backward begins, with the buffers
+                 of gathers in flight                                                                                       [byte]
     peak         largest sum of live storages in a step, without allocator and context                                      [byte]
     peak_moment, peak_by_class   moment of the peak and its composition (predicted counts only)                             [byte]
     """
@@ -143,7 +146,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str,
     _count_exchanges(counts, program, plan, mesh, coordinates["pp"], amount, times)
     _Parameters(estimator.profile, plan, mesh, mesh.fine_indices(coordinates), program.parameters, program.regions, grid).count(counts)
     for_chunk = _with_keys_seen(estimator, plan, coordinates["cp"])
-    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(for_chunk, plan, coordinates["pp"])
+    saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(for_chunk, plan, coordinates["pp"])
+    counts.saved += saved
     counts.peak = sum(counts.peak_by_class.values())
     return counts
 
@@ -322,11 +326,13 @@ def _count_exchanges(
 class _Unit:
     """Parameters that one collective gathers, and the number of such units on the rank.
 
+    gathers       of all of them together in a step, and those in flight at the first backward pass, where weights stay gathered
     ways, index   number of ZeRO shards, and the index of this rank's shard
     """
 
     members: tuple[ParameterLayout, ...]
     number: int
+    gathers: tuple[int, int]
     ways: int
     index: int
     is_tied: bool = False
@@ -350,7 +356,7 @@ class _Parameters:
     def _size(self, axes: frozenset[str]) -> int:
         return int(self.grid.size(axes)[0])
 
-    def _unit(self, members: Sequence[ParameterLayout], number: int, *, is_tied: bool = False) -> list[_Unit]:
+    def _unit(self, members: Sequence[ParameterLayout], number: int, gathers: tuple[int, int], *, is_tied: bool = False) -> list[_Unit]:
         """Return units of parameters that are gathered together, one for each ZeRO sharding: experts are on fewer ranks."""
         together: dict[frozenset[str], list[ParameterLayout]] = {}
         for parameter in members:
@@ -365,7 +371,7 @@ class _Parameters:
                     if axis in cut:
                         index += self.coordinates[axis] * ways
                         ways *= self.mesh.sizes[axis]
-            units.append(_Unit(tuple(group), number, ways, index, is_tied))
+            units.append(_Unit(tuple(group), number, gathers, ways, index, is_tied))
         return units
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
@@ -388,29 +394,36 @@ class _Parameters:
 
     def _units(self) -> list[_Unit]:
         p, rank, flat = self.plan.layout.pp, self.coordinates["pp"], self.plan.zero < 2
-        runs = rank_runs(self.regions, self.plan.stage_layers, p, rank, self.plan.schedule.placement)
+        stages = self.plan.stages_of_rank(rank)
+        runs = runs_of_stages(self.regions, self.plan.stage_layers)[list(stages)]
+        times = [(1, 0)] * len(stages)  # that each virtual stage is gathered, and gathers in flight
+        if len(stages) > MOST_GATHERED:
+            order = schedule_of(self.plan.schedule).order(rank, p, self.plan.num_microbatches, len(stages))
+            gathers, in_flight = gathers_of_chunks(order)
+            times = [(gathers[chunk], int(chunk in in_flight)) for chunk in range(len(stages))]
         inner = inner_regions(self.regions)
         units: list[_Unit] = []
         groups = []
         for i, region in enumerate(self.regions):
             members = [q for q in self.parameters if region.name in q.regions]
+            number, (all_gathers, waiting) = int(runs[:, i].sum()), (runs[:, i] @ times).tolist()
             if i in inner:
-                units += self._unit(members, int(runs[i]))
-            elif runs[i]:
-                groups.append(members)
+                units += self._unit(members, number, (all_gathers, waiting))
+            elif number:
+                groups.append((members, (all_gathers, waiting)))
         taken: set[str] = set()
         if self._joins_ends:
-            groups = [[q for group in groups for q in group]]
-        for group in groups:
+            groups = [([q for group, _ in groups for q in group], (1, 0))]
+        for group, sums in groups:
             members = [q for q in group if q.name not in taken]
             taken.update(q.name for q in members)
             across = [q for q in members if len(q.regions) > 1] if p > 1 else []
             if across and flat:
-                units += [unit for q in across for unit in self._unit([q], 1, is_tied=True)]
+                units += [unit for q in across for unit in self._unit([q], 1, sums, is_tied=True)]
                 members = [q for q in members if q not in across]
             if members:
                 is_tied = bool(across) and not flat
-                units += self._unit(list(dict.fromkeys(members)), 1, is_tied=is_tied)
+                units += self._unit(list(dict.fromkeys(members)), 1, sums, is_tied=is_tied)
         return units
 
     @property
@@ -458,7 +471,10 @@ class _Parameters:
             )
             scattered = any(event.kind is CollectiveKind.REDUCE_SCATTER for event in events)
             for event in events:
-                times = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
+                if event.times == "microbatch":
+                    times = unit.number * self.plan.num_microbatches
+                else:
+                    times = unit.gathers[0] if event.what.startswith("gather") else unit.number
                 itemsize_ = weight if event.dtype == "parameter" else reduced
                 if event.what == "sum":
                     if not self._is_partial(parameter):
@@ -481,6 +497,8 @@ class _Parameters:
             if key[1] and self.plan.compression != NO_COMPRESSION:
                 sent = self._compressed(counts, unit, number[key], reduced)
             counts.add_collective(key[0], key[1], number[key] * len(sent), number[key] * sum(sent))
+            if key[2].startswith("gather"):
+                counts.saved += unit.gathers[1] * num_bytes
 
     def _compressed(self, counts: RankCounts, unit: _Unit, times: int, itemsize: float) -> list[float]:
         """Return the bytes of each message of a unit's compressed gradients, and count the products of its factors."""

@@ -166,7 +166,7 @@ def stages_of(
     stages = _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks, placement), stage_layers, placement)
     if not by_stage:
         return stages
-    return replace(stages, by_stage=tuple(map(tuple, _runs_of_stages(regions, stage_layers).astype(np.float64).tolist())))
+    return replace(stages, by_stage=tuple(map(tuple, runs_of_stages(regions, stage_layers).astype(np.float64).tolist())))
 
 
 @session_cache(maxsize=4096)
@@ -239,7 +239,7 @@ def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, ran
 @session_cache(maxsize=4096)
 def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
-    by_rank = _runs_of_stages(regions, stage_layers)[_stages_by_chunk(num_ranks, len(stage_layers), placement)].sum(axis=0)
+    by_rank = runs_of_stages(regions, stage_layers)[_stages_by_chunk(num_ranks, len(stage_layers), placement)].sum(axis=0)
     return tuple(map(tuple, by_rank.astype(np.float64).tolist()))
 
 
@@ -247,14 +247,14 @@ def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]
     """Return the regions of each virtual stage in forward order."""
     inner, order = inner_regions(regions), iter(_order(regions))
     stage_regions = []
-    for runs in _runs_of_stages(regions, stage_layers).tolist():
+    for runs in runs_of_stages(regions, stage_layers).tolist():
         before = [i for i in range(inner.start) if runs[i]]
         after = [i for i in range(inner.stop, len(regions)) if runs[i]]
         stage_regions.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
     return stage_regions
 
 
-def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> NDArray[np.int64]:
+def runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> NDArray[np.int64]:
     """Return the number of runs as [virtual stage, region]."""
     inner = inner_regions(regions)
     stage_runs = np.zeros((len(stage_layers), len(regions)), dtype=np.int64)

@@ -8,6 +8,7 @@ formula for bubbles: closed forms do, and a test compares both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,3 +146,33 @@ def in_flight(order: Sequence[Pass], chunks: Sequence[int]) -> tuple[float, ...]
         float(max(at_start) - max(at_start[1:], default=0)),
         sum(chunks[chunk] for chunk in over) / layers,
     )
+
+
+#: Virtual stages whose weights a rank of torch's pipelines gathers at most at a time (`_add_unshard_reshard` of torch 2.13).
+MOST_GATHERED = 3
+
+
+def gathers_of_chunks(order: Sequence[Pass]) -> tuple[Counter[int], set[int]]:
+    """Return how often a rank gathers the sharded weights of each virtual stage in a step, and which gathers its first backward overlaps.
+
+    Before each pass the rank holds the next `MOST_GATHERED` virtual stages of its order, and has freed all others. With at most so many
+    virtual stages each is gathered once.
+    """
+    gathers: Counter[int] = Counter()
+    held: set[int] = set()
+    unused: set[int] = set()  # gathered, but not read since
+    at_first: set[int] | None = None
+    for at, (kind, current, _) in enumerate(order):
+        following: list[int] = []
+        for _, chunk, _ in order[at:]:
+            if chunk not in following:
+                following.append(chunk)
+                if len(following) == MOST_GATHERED:
+                    break
+        fetched = [chunk for chunk in following if chunk not in held]
+        gathers.update(fetched)
+        held = set(following)
+        unused = (unused | set(fetched)) - {current}
+        if at_first is None and kind != FORWARD:
+            at_first = set(unused)
+    return gathers, at_first or set()
