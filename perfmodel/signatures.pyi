@@ -201,6 +201,8 @@ def audit_plan(
 ) -> Audit:
     """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
+    Both are of the precision in which the executor computes: bf16-mixed in place of 8-bit and 4-bit products and of fp16-mixed.
+
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
     dropout            the model drops by its configuration; a run drops nothing
@@ -1721,7 +1723,7 @@ def list_engines() -> tuple[str, ...]:
 def load_engine(
     name: str | Path | Engine = 'vllm',
 ) -> Engine:
-    """Return a shipped engine by name, or a user's by path, which is read again if its file changed."""
+    """Return a shipped engine by name (`SHORT_NAMES` included), or a user's by path, which is read again if its file changed."""
 
 def import_graph(
     module: str | Callable[[], Any],

@@ -155,8 +155,8 @@ MOST_GATHERED = 3
 def gathers_of_chunks(order: Sequence[Pass]) -> tuple[Counter[int], set[int]]:
     """Return how often a rank gathers the sharded weights of each virtual stage in a step, and which gathers its first backward overlaps.
 
-    Before each pass the rank holds the next `MOST_GATHERED` virtual stages of its order, and has freed all others. With at most so many
-    virtual stages each is gathered once.
+    Before each pass the rank holds the next `MOST_GATHERED` virtual stages of its order, and has freed all others. With no more
+    virtual stages than that each is gathered once.
     """
     gathers: Counter[int] = Counter()
     held: set[int] = set()

@@ -129,7 +129,7 @@ class Request:
         from perfmodel.parallel.framework_ref import read_settings
 
         settings: dict[str, Any] = read_settings(self.settings)
-        if self.cp_form is None and self.offload is None:
+        if self.cp_form is None and self.offload is None and self.gradient_compression is None:
             return settings
         if self.cp_form is not None:
             settings |= {"cp_form": read_context_form(self.cp_form, "cp_form")}

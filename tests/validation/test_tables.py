@@ -10,7 +10,8 @@ from perfmodel.foundation.units import format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.training_run import training_time
 from perfmodel.report.predictions import basis_lines, headline, memory_table, parts_table, settings_table
-from perfmodel.report.searches import baselines_table, other_lines, plans_table, rejected_table
+from perfmodel.report.search_tables import baselines_table, plans_table, rejected_table
+from perfmodel.report.searches import other_lines
 from perfmodel.report.table import bar, percent
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
