@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from perfmodel.configs.write import ExportedPlan
-from perfmodel.cost.counts import Audit
+from perfmodel.cost.audit import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline as RankTimeline
 from perfmodel.cost.training_run import TrainingRun as TrainingRun

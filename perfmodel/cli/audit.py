@@ -17,7 +17,7 @@ from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.cost.counts import Audit, RankAudit
+    from perfmodel.cost.audit import Audit, RankAudit
     from perfmodel.parallel.prediction import Prediction
 
 CONVENTION = "attention counts the full square of queries and keys, causal or not (torch's convention)"
@@ -105,7 +105,7 @@ def _as_object(result: Audit, prediction: Prediction, num_differences: int, tole
 
 
 def _blocks(result: Audit, prediction: Prediction, num_differences: int, tolerance: float) -> Iterator[Block]:
-    from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
+    from perfmodel.cost.audit import PEAK_TOLERANCE, SAVED_TOLERANCE
     from perfmodel.foundation.units import format_bytes, format_time
     from perfmodel.report.predictions import job_line, plan_line
 

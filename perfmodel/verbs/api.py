@@ -41,7 +41,7 @@ from perfmodel.verbs.setting import (
 from perfmodel.verbs.training import read_run
 
 if TYPE_CHECKING:
-    from perfmodel.cost.counts import Audit
+    from perfmodel.cost.audit import Audit
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.framework_ref import SettingValues

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perfmodel.cost.counts import Audit, AuditRow
+from perfmodel.cost.audit import Audit, AuditRow
 from perfmodel.validation.validate import ValidationResult, validate_cases
 from perfmodel.verbs import api
 from tests.execute.real_plans import PLANS, real_plan

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.counts import AuditRow, audit_rows
+from perfmodel.cost.audit import AuditRow, audit_rows
 from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.parallel.plan import Plan, place_of
 from tests.execute.audit.test_audit import predicted

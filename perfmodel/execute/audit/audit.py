@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
+from perfmodel.cost.audit import Audit, RankAudit, audit_rows
+from perfmodel.cost.counts import RankCounts, predicted_counts
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.programs import Compiled
 from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate

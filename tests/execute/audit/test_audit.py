@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from perfmodel.cli import app as cli
-from perfmodel.cost.counts import RankCounts, audit_rows, executor_profile, predicted_counts
+from perfmodel.cost.audit import audit_rows
+from perfmodel.cost.counts import RankCounts, executor_profile, predicted_counts
 from perfmodel.cost.resolve import choose_calibration, resolve_estimator
 from perfmodel.execute.audit import audit
 from perfmodel.execute.audit.audit import ranks_to_audit

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import perfmodel
-from perfmodel.cost.counts import audit_rows
+from perfmodel.cost.audit import audit_rows
 from perfmodel.execute.audit.audit import audit_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import counted_routing, not_modules_reason

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.counts import AuditRow, audit_rows
+from perfmodel.cost.audit import AuditRow, audit_rows
 from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.audit.test_audit import predicted
