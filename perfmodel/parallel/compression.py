@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.foundation.columns import Column
-from perfmodel.foundation.errors import bad_field, one_line, suggest, whole_number
+from perfmodel.foundation.errors import bad_field, one_line, whole_number
 
 FIRST_ITERATION = 1000
 """Iteration at which PowerSGD starts (torch's default, `start_powerSGD_iter`)."""
@@ -79,7 +79,7 @@ def compression_of(value: object, name: str = "gradient_compression") -> Compres
         return value
     method, separator, rank = value.strip().lower().partition(":") if isinstance(value, str) else ("", "", "")
     if method not in [*Compressor]:
-        raise bad_field(name, one_line(value), f"is not known{suggest(method, Compressor)}", f"use {_NAMES}")
+        raise bad_field(name, one_line(value), "is not known", f"use {_NAMES}")
     if not separator:
         return Compression(method=Compressor(method))
     number = whole_number(rank)

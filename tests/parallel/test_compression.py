@@ -25,7 +25,7 @@ def test_words_are_read_and_written(text, method, rank):
     [
         (
             {"gradient_compression": "power-sgd"},
-            r"did you mean 'powersgd'\?; use none, fp16, bf16, powersgd or powersgd:RANK",
+            r"=power-sgd: is not known; use none, fp16, bf16, powersgd or powersgd:RANK",
         ),
         ({"gradient_compression": "fp16:2"}, "only powersgd has a rank, of at least 1; write powersgd:4"),
         ({"gradient_compression": "powersgd:0"}, "only powersgd has a rank, of at least 1"),
