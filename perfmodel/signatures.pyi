@@ -31,8 +31,8 @@ from perfmodel.parallel.measured import AllocationSite as AllocationSite, Measur
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement
-from perfmodel.parallel.serving.plan import Pools as Pools, ServingLayout as ServingLayout, ServingPlan as ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction as ServingPrediction
+from perfmodel.parallel.serving_plan import Pools as Pools, ServingLayout as ServingLayout, ServingPlan as ServingPlan
+from perfmodel.parallel.serving_prediction import ServingPrediction as ServingPrediction
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
@@ -44,7 +44,7 @@ from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
-from perfmodel.verbs.serving.predict import AnsweredRequest
+from perfmodel.verbs.serving_predict import AnsweredRequest
 from perfmodel.verbs.study import Study as Study
 from perfmodel.verbs.sweep import SweepResult as SweepResult
 from perfmodel.workload.config import TransformerConfig as TransformerConfig

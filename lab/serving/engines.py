@@ -22,7 +22,7 @@ from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
 from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.validate import CasePredictor, serving_row

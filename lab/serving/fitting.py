@@ -18,7 +18,7 @@ from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.foundation.grouping import grouped
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.validate import metrics_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.foundation.grouping import grouped
-from perfmodel.parallel.serving.plan import Pools, ServingLayout
+from perfmodel.parallel.serving_plan import Pools, ServingLayout
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.validate import CasePredictor
 

@@ -135,7 +135,7 @@ def _compare_services(plans: list[str], output: Output) -> None:
     from perfmodel.parallel.rows import serving_row
     from perfmodel.report.predictions import short_names
     from perfmodel.report.serving import predicted_line, services_table, serving_object
-    from perfmodel.verbs.serving.predict import serve_plan
+    from perfmodel.verbs.serving_predict import serve_plan
 
     predictions = [serve_plan(plan) for plan in plans]
     rows = [{"file": plan, **serving_row(prediction)} for plan, prediction in zip(plans, predictions, strict=True)]

@@ -22,7 +22,7 @@ from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.serving.plan import ServingPlan
+    from perfmodel.parallel.serving_plan import ServingPlan
     from perfmodel.planner.result import TrainingSearch
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun

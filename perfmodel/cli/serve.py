@@ -114,8 +114,8 @@ def serve(
     --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
     from perfmodel.foundation.values import several
-    from perfmodel.verbs.serving.predict import services_in
-    from perfmodel.verbs.serving.setting import with_workers_chips
+    from perfmodel.verbs.serving_predict import services_in
+    from perfmodel.verbs.serving_setting import with_workers_chips
 
     line = _command(config, service, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
     output, service = files.check(output), service.having({"assume": service.request.assume or None})
@@ -190,7 +190,7 @@ def _several(services: list[Service], wanted: WantedWords, files: options.Files,
     from perfmodel.hardware.cluster_text import short_name
     from perfmodel.parallel.rows import serving_row
     from perfmodel.report.serving import lengths_line, limits_object, predicted_line, services_table, serving_object, verdict_text
-    from perfmodel.verbs.serving.predict import limits_of, served_several
+    from perfmodel.verbs.serving_predict import limits_of, served_several
 
     answers, limits = served_several(services), limits_of(wanted.limits())
     predicted = [answer.prediction for answer in answers if answer.prediction is not None]
@@ -239,7 +239,7 @@ def _predict(
         verdict_line,
         verdict_text,
     )
-    from perfmodel.verbs.serving.predict import launch_of, limits_of, serve_asked, simulated_in
+    from perfmodel.verbs.serving_predict import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(service)
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
@@ -281,7 +281,7 @@ def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
 
 def _operators(service: Service, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object, shown_notes, verdict_line
-    from perfmodel.verbs.serving.predict import operators_asked
+    from perfmodel.verbs.serving_predict import operators_asked
 
     _, prediction, operators = operators_asked(service)
     files.draw(lambda figures: figures.roofline_figure(operators, service_line(prediction)))
@@ -327,7 +327,7 @@ def _search(service: Service, arguments: Mapping[str, Any], command_line: str, f
     )
     from perfmodel.report.serving import launch_object
     from perfmodel.verbs.searching import search_service
-    from perfmodel.verbs.serving.predict import launch_of, limits_of
+    from perfmodel.verbs.serving_predict import launch_of, limits_of
 
     setting, result = search_service(service, **arguments)
     line, launch = service_search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
@@ -368,7 +368,7 @@ def _searches(services: list[Service], arguments: Mapping[str, Any], files: opti
     from perfmodel.report.searches import service_search_object
     from perfmodel.report.serving import ServiceLine, lengths_line, services_table
     from perfmodel.verbs.searching import search_service
-    from perfmodel.verbs.serving.predict import answered_each
+    from perfmodel.verbs.serving_predict import answered_each
 
     results = answered_each(services, lambda service: search_service(service, **arguments)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]

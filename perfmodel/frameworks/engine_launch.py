@@ -19,7 +19,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
+from perfmodel.parallel.serving_plan import ServingLayout, ServingPlan
 from perfmodel.workload.serving import ServingJob
 
 PREFILL, DECODE = "prefill", "decode"

@@ -170,7 +170,7 @@ class ServingKnobs:
     workers: Any = word(
         "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; "
         "3x4@h20:1x8@h200 on chips of two kinds, in place of --cluster and --chips",
-        metavar="XxN:YxN", read=reader("parallel.serving.plan", "parse_workers"),
+        metavar="XxN:YxN", read=reader("parallel.serving_plan", "parse_workers"),
         takes="str",
     )  # fmt: skip
     max_batch: Any = size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")

@@ -25,7 +25,7 @@ from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.schedule_table import FILE, table_of
-from perfmodel.parallel.serving.plan import SERVING_KIND, Pools, ServingPlan
+from perfmodel.parallel.serving_plan import SERVING_KIND, Pools, ServingPlan
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import is_model
 from perfmodel.workload.routing import routing_of

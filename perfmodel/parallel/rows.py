@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.plain import picked
 from perfmodel.parallel.plan import plan_facts
-from perfmodel.parallel.serving.plan import COLUMNS
+from perfmodel.parallel.serving_plan import COLUMNS
 from perfmodel.parallel.training_run import training_cost, training_time
 
 if TYPE_CHECKING:
     from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import NotPredicted, Prediction
-    from perfmodel.parallel.serving.prediction import ServingPrediction
+    from perfmodel.parallel.serving_prediction import ServingPrediction
 
 TIMES = ("ttft", "tpot", "inter_token", "request_latency")
 """Times of a request, each with its spread over requests."""

@@ -17,7 +17,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.schedule_table import FILE
-from perfmodel.parallel.serving.plan import DEGREES, SERVING_KIND
+from perfmodel.parallel.serving_plan import DEGREES, SERVING_KIND
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import routing_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.foundation.units import format_quantity
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 
 SATURATED = 1.1
 """Least speedup by a further value of an axis; less is past saturation."""

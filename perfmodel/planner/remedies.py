@@ -22,8 +22,8 @@ from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Service
-from perfmodel.parallel.serving.plan import ServingLayout
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_plan import ServingLayout
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.planner.explain import changed_knobs, plan_knobs, space_around
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips

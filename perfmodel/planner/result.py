@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from perfmodel.cost.serving.times import Array
     from perfmodel.foundation.frames import DataFrame
     from perfmodel.foundation.memory_headroom import MemoryRule
-    from perfmodel.parallel.serving.plan import ServiceLayout, ServingPlan
-    from perfmodel.parallel.serving.prediction import ServingPrediction
+    from perfmodel.parallel.serving_plan import ServiceLayout, ServingPlan
+    from perfmodel.parallel.serving_prediction import ServingPrediction
 
 PlanT = TypeVar("PlanT")
 PointT = TypeVar("PointT")

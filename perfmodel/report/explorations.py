@@ -10,7 +10,7 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_quantity, format_time
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import prediction_row, serving_row
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities, Waterfall
 from perfmodel.report.predictions import short_plan_text, workload_line
 from perfmodel.report.serving import service_line, short_layout

@@ -19,7 +19,7 @@ from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import ServingSearch, TrainingSearch
 from perfmodel.report import predictions, search_tables, searches, serving

@@ -10,7 +10,7 @@ from perfmodel.parallel.algebra.rules import rule_labels
 from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
-from perfmodel.parallel.serving.plan import ServiceLayout, ServingLayout
+from perfmodel.parallel.serving_plan import ServiceLayout, ServingLayout
 from perfmodel.planner.result import Objective, RankedPlan, ServingSearch, TrainingSearch
 from perfmodel.report.predictions import fits_cell, plan_cells, short_plan_text
 from perfmodel.report.serving import cost_cell, load_cell, short_layout, time_cell

@@ -15,8 +15,8 @@ from perfmodel.frameworks.engine_launch import LaunchLine
 from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import TIMES, throughput_object, without_total
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout
-from perfmodel.parallel.serving.prediction import ServingPrediction, Spread, TokenCosts
+from perfmodel.parallel.serving_plan import Pools, ServiceLayout
+from perfmodel.parallel.serving_prediction import ServingPrediction, Spread, TokenCosts
 from perfmodel.planner.result import RankedPlan
 from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR

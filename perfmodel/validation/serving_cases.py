@@ -18,7 +18,7 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import GENERIC_ENGINE, version_of
 from perfmodel.hardware.reader import chip_called, list_chips
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
+from perfmodel.parallel.serving_plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count, stated_or
 from perfmodel.validation.published_models import model_of_case

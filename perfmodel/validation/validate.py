@@ -14,8 +14,8 @@ from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, wi
 from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.cost.mixed import mixed_estimator
 from perfmodel.cost.resolve import resolve_estimator, uncalibrated
+from perfmodel.cost.serving.disaggregated import predict_layout
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_headroom import outcome_rule
@@ -26,7 +26,7 @@ from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.report.document import csv_text
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts

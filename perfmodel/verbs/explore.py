@@ -23,7 +23,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request, Service
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving_plan import ServingPlan
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import System, axes_of, hardware_axes, read_axis

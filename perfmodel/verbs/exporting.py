@@ -23,8 +23,8 @@ from perfmodel.frameworks.profile import GENERIC, load_profile
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request, Service
-from perfmodel.parallel.serving.plan import DEGREES, ServingLayout
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_plan import DEGREES, ServingLayout
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
@@ -145,8 +145,8 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     stem         name of the files without their endings
     """
     from perfmodel.report.serving import serving_object
-    from perfmodel.verbs.serving.predict import serve_plan, service_of
-    from perfmodel.verbs.serving.setting import serving_layout, serving_setting
+    from perfmodel.verbs.serving_predict import serve_plan, service_of
+    from perfmodel.verbs.serving_setting import serving_layout, serving_setting
 
     if not isinstance(prediction, ServingPrediction) and is_serving_plan(prediction):
         prediction = serve_plan(prediction)

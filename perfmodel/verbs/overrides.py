@@ -13,7 +13,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.parallel.request import Service
 from perfmodel.parallel.schedule_table import ScheduleTable
-from perfmodel.parallel.serving.plan import DEGREES
+from perfmodel.parallel.serving_plan import DEGREES
 from perfmodel.verbs.setting import Setting, with_context_form
 
 

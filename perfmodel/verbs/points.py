@@ -14,7 +14,7 @@ from uuid import uuid4
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.planner.exploration import Point
 from perfmodel.planner.uniform.kept import KeptSpaces, spaces_of
 from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes

@@ -17,15 +17,15 @@ from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.planner.result import Expectation, MemoryBudget, Objective, SearchResult, ServingSearch, TrainingSearch
 from perfmodel.planner.ties import ranking_of
 from perfmodel.report.document import Block
 from perfmodel.report.page import Report, comparison_report, plan_report, service_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
-from perfmodel.verbs.serving.predict import operators_of
-from perfmodel.verbs.serving.setting import ServingSetting
+from perfmodel.verbs.serving_predict import operators_of
+from perfmodel.verbs.serving_setting import ServingSetting
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
 from perfmodel.verbs.tracing import checked_ranks
 from perfmodel.workload.config import TransformerConfig

@@ -19,7 +19,7 @@ from perfmodel.parallel.compression import NO_COMPRESSION, check_compression, co
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.request import Service
-from perfmodel.parallel.serving.plan import COLUMNS
+from perfmodel.parallel.serving_plan import COLUMNS
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.settable import small_loss
 from perfmodel.verbs.setting import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from perfmodel.planner.serving.search import NothingFoundError, ServingPlans
     from perfmodel.planner.serving.space import Format, ServingSpace
     from perfmodel.planner.uniform.space import Space
-    from perfmodel.verbs.serving.setting import ServingSetting
+    from perfmodel.verbs.serving_setting import ServingSetting
     from perfmodel.verbs.training import AskedRun
     from perfmodel.workload.serving import ServingJob
 
@@ -317,8 +317,8 @@ def search_service(
     from perfmodel.planner.search import search
     from perfmodel.planner.serving.search import NothingFoundError, find_fewest_chips, serving_plans
     from perfmodel.planner.serving.space import ServingSpace
-    from perfmodel.verbs.serving.predict import limits_of, priced
-    from perfmodel.verbs.serving.setting import serving_setting
+    from perfmodel.verbs.serving_predict import limits_of, priced
+    from perfmodel.verbs.serving_setting import serving_setting
 
     asked, knobs = service.request, service.knobs
     if knobs.workers is not None:
@@ -359,7 +359,7 @@ def search_service(
 def _changes_that_fit(setting: ServingSetting, service: Service, formats: Sequence[Format]) -> str:
     """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
     from perfmodel.parallel.framework_ref import flags_text
-    from perfmodel.verbs.serving.predict import serve_asked
+    from perfmodel.verbs.serving_predict import serve_asked
 
     narrowest = min((quantization for quantization, _ in formats), key=lambda quantization: quantization.weight_bytes, default=None)
     narrowed = {"quantization": narrowest.name} if narrowest else {}

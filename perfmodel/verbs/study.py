@@ -32,7 +32,7 @@ from perfmodel.verbs.api import predict
 from perfmodel.verbs.limits import find_limits, limits_rows
 from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
 from perfmodel.verbs.searching import find_serving, search_in
-from perfmodel.verbs.serving.predict import serve
+from perfmodel.verbs.serving_predict import serve
 from perfmodel.verbs.training import read_run
 
 VERSION = 1

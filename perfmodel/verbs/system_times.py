@@ -14,8 +14,8 @@ from perfmodel.parallel.knobs import Knobs, ServingKnobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request, Service, ServingRequest
-from perfmodel.parallel.serving.plan import ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_plan import ServingPlan
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.verbs.axes import System, spec_of
 
@@ -55,8 +55,8 @@ class SystemPredictor:
             assert isinstance(system.knobs, ServingKnobs)
             from perfmodel.cost.serving.simulated import predict_served
             from perfmodel.verbs.searching import search_service
-            from perfmodel.verbs.serving.predict import serve_asked
-            from perfmodel.verbs.serving.setting import serving_setting
+            from perfmodel.verbs.serving_predict import serve_asked
+            from perfmodel.verbs.serving_setting import serving_setting
 
             service = Service(request=asked, knobs=system.knobs)
             if isinstance(held, ServingPlan):
@@ -126,7 +126,7 @@ def system_of(asked: Request, knobs: Knobs, served: Service) -> System:
     Raises InputError.
     """
     from perfmodel.verbs.requests import make_requests, setting_of_request
-    from perfmodel.verbs.serving.setting import serving_setting
+    from perfmodel.verbs.serving_setting import serving_setting
 
     if served.request.input_len is None and served.request.output_len is None:
         for name, value in served.given().items():

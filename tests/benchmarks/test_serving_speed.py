@@ -10,7 +10,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.planner.result import ServingLimits
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.quantization import quantization_named

@@ -8,7 +8,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.frameworks.engine_launch import launch_lines
-from perfmodel.parallel.serving.plan import Pools, ServingLayout, ServingPlan
+from perfmodel.parallel.serving_plan import Pools, ServingLayout, ServingPlan
 from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import serving_job
 

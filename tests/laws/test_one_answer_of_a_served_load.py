@@ -6,10 +6,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.pools import predict_layout
+from perfmodel.cost.serving.disaggregated import predict_layout
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.parallel.request import Service
-from perfmodel.verbs.serving.setting import serving_layout, serving_setting
+from perfmodel.verbs.serving_setting import serving_layout, serving_setting
 from tests.marks import mostly_nightly
 
 PLANS = (

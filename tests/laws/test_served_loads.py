@@ -11,7 +11,7 @@ from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, st
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.serving import Lengths, constant
 from tests.cost.serving.test_estimate import estimator
 from tests.cost.serving.toys import simulate

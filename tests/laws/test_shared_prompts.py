@@ -9,7 +9,7 @@ from perfmodel.cost.serving.program import serving_program
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.algebra.derive import Pass
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import ServingJob, constant
 from tests.cost.serving.test_estimate import estimator

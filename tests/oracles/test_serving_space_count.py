@@ -8,7 +8,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.frameworks.engine_layouts import cache_copies, check_layout
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model
 from tests.planner.serving.serving_searches import searched, serving_job

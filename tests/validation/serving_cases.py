@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.parallel.serving.plan import ServingPlan
-from perfmodel.parallel.serving.prediction import PredictedLoad, ServingPrediction, Spread
+from perfmodel.parallel.serving_plan import ServingPlan
+from perfmodel.parallel.serving_prediction import PredictedLoad, ServingPrediction, Spread
 from perfmodel.validation.serving_cases import PlannedServing
 
 LLAMA = {

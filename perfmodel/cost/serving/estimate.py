@@ -29,8 +29,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.interval import ServingBasis, intervals_of
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.serving.plan import ServiceLayout, ServingColumns, ServingLayout, ServingPlan
-from perfmodel.parallel.serving.prediction import PredictedLoad, ServingPrediction, Spread
+from perfmodel.parallel.serving_plan import ServiceLayout, ServingColumns, ServingLayout, ServingPlan
+from perfmodel.parallel.serving_prediction import PredictedLoad, ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
 from perfmodel.workload.serving import ServingJob, Speculation

@@ -14,7 +14,7 @@ from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, Engin
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.results import ANCHOR_ROWS, ANCHOR_WEIGHT, StepShape
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.cache import UPDATE_KERNELS
 from perfmodel.workload.quantization import QUANTIZATIONS

@@ -12,7 +12,7 @@ from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.plan import ServingColumns
+from perfmodel.parallel.serving_plan import ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.cache import state_bytes, token_shapes
 from perfmodel.workload.quantization import Quantization

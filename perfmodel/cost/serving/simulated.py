@@ -13,15 +13,15 @@ from types import MappingProxyType
 
 import numpy as np
 
+from perfmodel.cost.serving.disaggregated import pools_inputs, predict_layout
 from perfmodel.cost.serving.estimate import ServingEstimator, step_parts
-from perfmodel.cost.serving.pools import pools_inputs, predict_layout
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import ROUNDS, Benchmark, run_engine, run_pools, table_of
 from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.cost.serving.simulated_metrics import RunRecord, SimulatedLoad, StoppingRule, summarize_runs
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout
-from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving_plan import Pools, ServiceLayout, ServingLayout
+from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
 #: Least number of simulated requests of a replica; with few clients in several runs of different seeds.

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfmodel.cost.serving.times import Array
-from perfmodel.parallel.serving.prediction import Spread
+from perfmodel.parallel.serving_prediction import Spread
 
 #: TTFT, TPOT, latency [s] and tokens of a completed request.
 Answer: TypeAlias = tuple[float, float, float, int]

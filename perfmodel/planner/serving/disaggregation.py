@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, largest_batch, prefill_rate
+from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, handover, largest_batch, prefill_rate, serve_pools
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.load import ServedLoad
-from perfmodel.cost.serving.pools import handover, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
-from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingLayout
+from perfmodel.parallel.serving_plan import Pools, ServingColumns, ServingLayout
 from perfmodel.planner.reasons import against
 from perfmodel.planner.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective
 from perfmodel.planner.serving.evaluate import Chosen, Evaluator, first_of_each

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.serving.disaggregated import predict_layout
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import predict_layout
 from perfmodel.cost.serving.simulated import predict_served
-from perfmodel.parallel.serving.plan import COLUMNS, ServiceLayout, ServingColumns, ServingLayout
+from perfmodel.parallel.serving_plan import COLUMNS, ServiceLayout, ServingColumns, ServingLayout
 from perfmodel.planner.result import LIMITED, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.planner.serving.space import cross
 from perfmodel.workload.serving import ServingJob

@@ -20,7 +20,7 @@ from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import chips_text
-from perfmodel.parallel.serving.plan import ServingColumns
+from perfmodel.parallel.serving_plan import ServingColumns
 from perfmodel.planner.reasons import against, why_worse
 from perfmodel.planner.result import (
     Baseline,

@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.frameworks.engine_launch import launch_lines
 from perfmodel.frameworks.engine_layouts import cache_copies, why_no_context
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.planner.result import ServingLimits
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.models import load_model

@@ -18,7 +18,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import ServingJob, constant

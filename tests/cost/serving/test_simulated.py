@@ -9,7 +9,7 @@ LLAMA = dict(model="llama-3-8b", cluster="dgx-h100", input_len="1k", output_len=
 
 def simulated(**load):
     from perfmodel.parallel.request import Service
-    from perfmodel.verbs.serving.predict import serve_asked, simulated_in
+    from perfmodel.verbs.serving_predict import serve_asked, simulated_in
 
     setting, prediction = serve_asked(Service().having({**LLAMA, **load}))
     return simulated_in(setting, prediction)
@@ -71,7 +71,7 @@ def test_requests_of_one_length_march_where_prompts_run_first_alone():
 def test_two_pools_of_one_repeated_prompt_activate_few_experts_in_a_simulation_too():
     from perfmodel.cost.serving.simulated import predict_served
     from perfmodel.parallel.request import Service
-    from perfmodel.verbs.serving.setting import serving_layout, serving_setting
+    from perfmodel.verbs.serving_setting import serving_layout, serving_setting
 
     moe = dict(model="qwen3-30b-a3b", workers="1x2:1x2", chips=4, tp=None, concurrency=16, output_len=64)
     service = Service().having({**LLAMA, **moe})

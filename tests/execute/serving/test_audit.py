@@ -19,7 +19,7 @@ from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.results import StepShape
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny

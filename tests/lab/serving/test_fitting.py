@@ -15,7 +15,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.interval import ServingBasis, interval_factors, intervals_of
-from perfmodel.parallel.serving.prediction import Spread
+from perfmodel.parallel.serving_prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.validate import metrics_of, serving_row

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.serving.disaggregated import largest_batch
+from perfmodel.cost.serving.disaggregated import largest_batch, predict_pools, serve_pools
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import predict_pools, serve_pools
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import Pools, ServingLayout
+from perfmodel.parallel.serving_plan import Pools, ServingLayout
 from perfmodel.planner.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
 from perfmodel.planner.serving.evaluate import Chosen, Evaluator

@@ -11,7 +11,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.planner.reasons import terms
 from perfmodel.planner.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts

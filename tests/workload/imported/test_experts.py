@@ -16,7 +16,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.plan import ServingLayout
+from perfmodel.parallel.serving_plan import ServingLayout
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict

@@ -16,7 +16,7 @@ from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.cluster_text import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.knobs import ServingKnobs
 from perfmodel.parallel.request import Service, ServingRequest
-from perfmodel.parallel.serving.plan import Pools, ServiceLayout, ServingLayout, StatedWorkers, cluster_text, parse_workers
+from perfmodel.parallel.serving_plan import Pools, ServiceLayout, ServingLayout, StatedWorkers, cluster_text, parse_workers
 from perfmodel.verbs.requests import needs_chips
 from perfmodel.verbs.setting import file_reference, find_cluster
 from perfmodel.workload.config import TransformerConfig

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.pools import handover, predict_layout, serve_pools
+from perfmodel.cost.serving.disaggregated import handover, predict_layout, serve_pools
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.plan import Pools, ServingLayout
+from perfmodel.parallel.serving_plan import Pools, ServingLayout
 from perfmodel.workload.serving import ServingJob, constant
 from tests.cost.serving.test_estimate import estimator
 

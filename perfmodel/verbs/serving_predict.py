@@ -18,10 +18,10 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, read_integer, several
 from perfmodel.foundation.words import Words, combinations, takes
 from perfmodel.parallel.request import Service
-from perfmodel.parallel.serving.plan import ServingLayout, ServingPlan
-from perfmodel.parallel.serving.prediction import ServingPrediction, TokenCosts
+from perfmodel.parallel.serving_plan import ServingLayout, ServingPlan
+from perfmodel.parallel.serving_prediction import ServingPrediction, TokenCosts
 from perfmodel.verbs.overrides import with_plan
-from perfmodel.verbs.serving.setting import ServingSetting, serving_layout, serving_setting
+from perfmodel.verbs.serving_setting import ServingSetting, serving_layout, serving_setting
 from perfmodel.verbs.setting import Name
 from perfmodel.workload.models import hub_id_of
 
@@ -82,7 +82,7 @@ def serve_asked(service: Service) -> tuple[ServingSetting, ServingPrediction]:
 
 def _served(service: Service, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
     """Return the prediction of a service with its setting. simulates: whether its times are those of a simulation."""
-    from perfmodel.cost.serving.pools import predict_layout
+    from perfmodel.cost.serving.disaggregated import predict_layout
     from perfmodel.cost.serving.simulated import predict_served
 
     setting = serving_setting(service)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving_plan import ServingPlan
 from perfmodel.workload.serving import ServingJob
 
 

@@ -1,1 +1,0 @@
-"""Serving: requests, plans, predictions and measurements."""
