@@ -164,8 +164,8 @@ def gathers_of_chunks(order: Sequence[Pass]) -> tuple[Counter[int], set[int]]:
     at_first: set[int] | None = None
     for at, (kind, current, _) in enumerate(order):
         following: list[int] = []
-        for _, chunk, _ in order[at:]:
-            if chunk not in following:
+        for later in range(at, len(order)):
+            if (chunk := order[later][1]) not in following:
                 following.append(chunk)
                 if len(following) == MOST_GATHERED:
                     break
