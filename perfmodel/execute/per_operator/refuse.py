@@ -1,4 +1,4 @@
-"""Checks of network plans before any process starts. Does not import torch."""
+"""Checks of network plans before any process starts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
-#: Kinds that have a torch function (`functions.FUNCTIONS`).
-KINDS = frozenset({
-    "attention", "batch_norm", "binary_cross_entropy", "concat", "convolution", "cross_entropy", "dropout", "einsum", "elementwise",
-    "embedding", "embedding_bag", "flatten", "interaction", "layer_norm", "lstm", "pooling", "prepend", "reduction", "rms_norm", "rotary",
-    "select", "softmax", "piece", "copy", "side_by_side", "causal_conv", "gated_norm", "state_scan", "delta_scan",
-})  # fmt: skip
-
 
 def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = ()) -> None:
     """Check that the plan is legal, all kinds have torch functions, readers of a parameter agree, and the stages are possible."""
+    from perfmodel.execute.per_operator.functions import FUNCTIONS  # imports torch
+
     name = plan.job.model.name
     if name != network.name:
         raise bad_field("network", name, f"the plan is not for {network.name}", "use the network that it was made for")
     check_assignment(plan.cuts, network, needs_held=True)
     for operator in network.operators:
-        if operator.kind not in KINDS and operator.kind not in further_kinds:
+        if operator.kind not in FUNCTIONS and operator.kind not in further_kinds:
             raise InputError(
                 f"operator {operator.name}: kind {operator.kind!r} has no torch function; add one to the table or pass it as functions"
             )

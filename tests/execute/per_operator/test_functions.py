@@ -12,7 +12,6 @@ from perfmodel.execute.per_operator.collective_rules import joined, shares
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
-from perfmodel.execute.per_operator.refuse import KINDS
 from perfmodel.workload.graph import Operand, Operator, Tensor
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
@@ -54,10 +53,6 @@ def agree(ours, theirs, *leaves):
     gradients, expected = (torch.autograd.grad((result * weights).sum(), leaves, retain_graph=True) for result in (ours, theirs))
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_every_kind_that_may_run_has_a_function():
-    assert set(FUNCTIONS) == KINDS
 
 
 def test_einsum_sums_what_the_output_lacks():
