@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import importlib
 import inspect
 import io
@@ -29,6 +28,7 @@ from perfmodel.execute.importer.exported_graph import read_program
 from perfmodel.execute.importer.exported_module import ExportedModule
 from perfmodel.execute.importer.repeats import Repeats, replaced_forward, write_out
 from perfmodel.execute.importer.value_sizes import EvenShares
+from perfmodel.foundation.collection import without_collection
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.imported.input_spec import InputSpec
@@ -143,18 +143,6 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause garbage collection: a module of many experts has millions of live objects, which each collection visits."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
-
-
-@contextmanager
 def _convertible() -> Iterator[None]:
     """Support `module.to(dtype)` and the like under fake tensors.
 
@@ -198,7 +186,7 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
 
     The module is built under fake tensors: parameters have shapes but no memory. A module that exists already keeps its parameters.
     """
-    with _quietly(), _uncollected(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with _quietly(), without_collection(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             with _convertible(), redirect_stdout(sys.stderr):
                 module = make()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 
+from perfmodel.foundation.collection import without_collection
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
@@ -86,6 +87,7 @@ class OperatorSource:
     computed: Computed
 
 
+@without_collection()
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
     """Return the network with the same operators, parameters and work."""
     graph = _parts_of_parameters(graph)
