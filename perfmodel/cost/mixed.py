@@ -40,7 +40,7 @@ from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
 from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
-from perfmodel.parallel.placement import rank_of_stage
+from perfmodel.parallel.layout import rank_of_stage
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages

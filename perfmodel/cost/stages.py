@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
+from perfmodel.parallel.layout import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]

@@ -17,8 +17,7 @@ from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.layout import DEFAULT_ORDER, Placement
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel

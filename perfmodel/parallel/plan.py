@@ -20,10 +20,9 @@ from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher,
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
+from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order, stages_of_rank
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.placement import stages_of_rank
 from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
@@ -477,10 +476,31 @@ def make_plan(
     Degrees that are left out are 1. Remaining chips go to dp_replicate, or to dp_shard if a ZeRO stage is given. dp_shard without a ZeRO
     stage means stage 3 (FSDP). The default rules are Megatron's, with sequence parallelism if tp > 1, unless the switch is given.
     """
-    num_chips = read_integer(num_chips, "chips")
-    cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
-    calibration = text_of(calibration, "calibration", "its name, or nothing")
-    chosen = knobs.planned()
+    return plan_of_knobs(
+        job,
+        knobs.planned(),
+        cluster=text_of(cluster, "cluster", "its name"),
+        num_chips=read_integer(num_chips, "chips"),
+        recompute_operators=recompute_operators,
+        stage_layers=stage_layers,
+        profile=text_of(profile, "profile", "its name"),
+        calibration=text_of(calibration, "calibration", "its name, or nothing"),
+    )
+
+
+def plan_of_knobs(
+    job: TrainingJob,
+    knobs: Mapping[str, Any],
+    *,
+    cluster: str,
+    num_chips: int,
+    profile: str,
+    calibration: str,
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    stage_layers: tuple[int, ...] | None = None,
+) -> Plan:
+    """Return the plan of checked knobs (`Knobs.planned`), as `make_plan`."""
+    chosen = dict(knobs)
     pp, cp, tp = chosen.get("pp", 1), chosen.get("cp", 1), chosen.get("tp", 1)
     dp_replicate, dp_shard, zero = chosen.get("dp_replicate"), chosen.get("dp_shard"), chosen.get("zero")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}

@@ -18,8 +18,8 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
-from perfmodel.parallel.placement import Placement, stages_of_ranks
 
 #: One action of a rank: kind of pass, virtual stage in model order, micro-batch.
 Action = tuple[str, int, int]

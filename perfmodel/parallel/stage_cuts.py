@@ -12,8 +12,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import AttentionKernel
-from perfmodel.parallel.layout import even_stage_layers
-from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
+from perfmodel.parallel.layout import Placement, even_stage_layers, rank_of_stage, stages_of_ranks
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator
