@@ -98,7 +98,8 @@ class Plan:
     @property
     def compression(self) -> Compression:
         """The stated compression of gradients."""
-        return compression_of(self.framework.settings.get("gradient_compression", NO_COMPRESSION))
+        word = self.framework.settings.get("gradient_compression")
+        return NO_COMPRESSION if word is None else compression_of(word)
 
     @property
     def folding(self) -> tuple[int, int] | None:
@@ -253,7 +254,8 @@ def check_plan(plan: Plan) -> None:
     """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
     layout, job = plan.layout, plan.job
     check_order(plan.order)
-    check_compression(plan.compression, zero=plan.zero, has_experts=plan.has_experts, has_rules=plan.assignment is None)
+    if (compression := plan.compression) != NO_COMPRESSION:
+        check_compression(compression, zero=plan.zero, has_experts=plan.has_experts, has_rules=plan.assignment is None)
     if plan.assignment is not None:
         _check_assigned(plan, plan.assignment)
         return
@@ -411,7 +413,7 @@ def _check_degrees(plan: Plan) -> None:
     if plan.has_experts:
         _check_experts(plan)
     else:
-        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
+        check_expert_knobs({"ep": plan.ep, "etp": plan.etp, "dispatcher": plan.dispatcher}, plan.job)
     condition = broken(rules, model, seq_len, **degrees)
     if condition is None:
         return
