@@ -50,8 +50,7 @@ from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_headroom import MemoryRule, fit_probability, memory_rule
 from perfmodel.foundation.session import session_cache
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
-from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.profile import ExecutionProfile, uncertainty_of_memory
 from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster

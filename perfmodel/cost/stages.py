@@ -155,7 +155,7 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
     is_alone = this.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
-    return region if this.is_repeated and not is_alone else next_to
+    return region if this.carried and not is_alone else next_to
 
 
 @session_cache(maxsize=4096)

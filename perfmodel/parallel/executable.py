@@ -117,7 +117,7 @@ def not_modules_reason(plan: Plan) -> str:
         return reason
     if plan.job.routing.counts is not None:
         return f"routing={plan.job.routing}: a run takes tokens as they come; audit the plan, or use routing=balanced"
-    if not plan.job.routing.is_balanced:
+    if plan.job.routing.load != 1.0:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
         return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"

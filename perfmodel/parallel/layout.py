@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.session import session_cache
 
 #: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with torchtitan's two data axes.
 DEFAULT_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -52,12 +54,19 @@ class ParallelLayout:
 
 
 def check_order(order: object) -> tuple[str, ...]:
-    if not isinstance(order, (list, tuple)) or not all(isinstance(axis, str) for axis in order):
+    if not isinstance(order, (list, tuple)) or set(map(type, order)) != {str}:
         raise bad_field("order", shown(order), "must be the names of the axes, innermost first", f"write {'-'.join(DEFAULT_ORDER)}")
     order = tuple(order)
     if sorted(order) != sorted(DEFAULT_ORDER):
         raise InputError(f"order={'-'.join(order)}: must name each of {', '.join(DEFAULT_ORDER)} once, innermost first")
     return order
+
+
+@session_cache(maxsize=65536)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors in rising order; the time grows with the square root of the number."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 #: The first stage may hold the embedding alone, the last one the head (Llama 3's pipelines; Megatron counts both as layers).
@@ -109,7 +118,9 @@ class Placement(StrEnum):
 
 def stages_of_rank(rank: int, num_ranks: int, num_stages: int, placement: Placement) -> tuple[int, ...]:
     """Return the virtual stages of a pipeline rank, in model order."""
-    turns = (rank, num_ranks - 1 - rank if placement is Placement.V else rank)
+    if placement is Placement.LOOP:
+        return tuple(range(rank, num_stages, num_ranks))
+    turns = (rank, num_ranks - 1 - rank)
     return tuple(chunk * num_ranks + turns[chunk % 2] for chunk in range(num_stages // num_ranks))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
@@ -20,7 +18,7 @@ from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher,
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order, stages_of_rank
+from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order, divisors, stages_of_rank
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
@@ -234,13 +232,6 @@ def place_of(plan: Plan, rank: int) -> dict[str, int]:
 def rank_at(plan: Plan, indices: Mapping[str, int]) -> int:
     """Return the rank with these indices on the axes; a missing index is 0."""
     return sum(indices.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
-
-
-@session_cache(maxsize=65536)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors in rising order; the time grows with the square root of the number."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 def _choices(number: int) -> str:
@@ -483,7 +474,7 @@ def make_plan(
         knobs.planned(),
         cluster=text_of(cluster, "cluster", "its name"),
         num_chips=read_integer(num_chips, "chips"),
-        recompute_operators=recompute_operators,
+        recompute_operators=_names(recompute_operators, "recompute_operators"),
         stage_layers=stage_layers,
         profile=text_of(profile, "profile", "its name"),
         calibration=text_of(calibration, "calibration", "its name, or nothing"),
@@ -537,9 +528,8 @@ def plan_of_knobs(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    operators = _names(chosen.get("recompute_operators", recompute_operators), "recompute_operators")
-    without = missing_module(operators, job.transformer)
-    if without:
+    operators = chosen.get("recompute_operators", recompute_operators)
+    if operators != DEFAULT_RECOMPUTE_OPERATORS and (without := missing_module(operators, job.transformer)):
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
@@ -554,6 +544,9 @@ def plan_of_knobs(
         stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1), schedule.placement)
     if chosen.get("etp") is None:
         chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.parts.experts is not None else 1
+    as_given: dict[str, Any] = {}
+    for name, knob in _AS_GIVEN.items():
+        as_given[name] = _chosen(knob.choices, name, chosen.get(name, knob.in_files))
     return Plan(
         job=job,
         cluster=cluster,
@@ -565,7 +558,7 @@ def plan_of_knobs(
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,
-        **{name: _chosen(knob.choices, name, chosen.get(name, knob.in_files)) for name, knob in _AS_GIVEN.items()},
+        **as_given,
     )
 
 

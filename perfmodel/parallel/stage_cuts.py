@@ -211,7 +211,7 @@ def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column])
         return (1.0,) * len(held)
     first, *between, last = stage_layers_by_cost(model, num_stages)
     by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
-    return tuple(
-        np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()]
-        for count, layers in zip(by_cost, held, strict=True)
-    )
+    ratios: list[Column] = []
+    for count, layers in zip(by_cost, held, strict=True):
+        ratios.append(np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()])
+    return tuple(ratios)

@@ -333,7 +333,8 @@ def calibrate_machine(
 
 def check_calibration_place(save: Name | None) -> None:
     """Raise InputError if the calibration could not be saved, before anything is measured."""
-    from perfmodel.foundation.resources import check_can_be_made, check_can_be_written, user_calibrations_dir
+    from perfmodel.foundation.resources import check_can_be_made, check_can_be_written
+    from perfmodel.hardware.reader import user_calibrations_dir
 
     if save is None:
         check_can_be_made(user_calibrations_dir())
@@ -411,7 +412,7 @@ def validate_cases(
 
 def user_calibration_path(calibration: Calibration) -> Path:
     """Return the file of the user's calibration of that name: one for each chip, replaced by the next."""
-    from perfmodel.foundation.resources import user_calibrations_dir
+    from perfmodel.hardware.reader import user_calibrations_dir
 
     return user_calibrations_dir() / f"{calibration.name}.yaml"
 

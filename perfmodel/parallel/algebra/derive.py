@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from math import ceil, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -193,7 +194,7 @@ class ShardedGraph:
 
     def axes_of(self, tensor: str, phase: Pass) -> frozenset[str]:
         """Return the axes over which the tensor, or its gradient, is redistributed."""
-        return frozenset(axis for row in self.traffic_of(tensor, phase) for axis in row.axes)
+        return frozenset[str]().union(*map(attrgetter("axes"), self.traffic_of(tensor, phase)))
 
     @cached_property
     def activations(self) -> Mapping[str, list[Operand]]:
@@ -223,7 +224,7 @@ class ShardedGraph:
         """
         inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
-            if region.is_repeated:
+            if region.carried:
                 inputs[region.name] = frozenset((region.carried,))
                 continue
             inputs[region.name] = frozenset(
@@ -240,8 +241,7 @@ class ShardedGraph:
 
         Before: it leads to a set of rows, or to an input that is read with one. After: it depends on a set. Concurrent: neither.
         """
-        graph, positions = self.graph, dict[str, ExchangePosition]()
-        sets = {name for name, tensor in graph.tensors.items() if tensor.is_set}
+        graph, positions, sets = self.graph, dict[str, ExchangePosition](), self.graph.sets
         for region in graph.regions if sets else ():
             operators = graph.operators_of(region.name) if region.is_block else []
             inputs = {op.name: {operand.tensor for operand in op.inputs} for op in operators}
@@ -428,7 +428,7 @@ def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) 
     for op, needed, gradient in reading:
         first.setdefault(needed, op)
         gradients.append(sliced_towards(gradient, goal))
-    for target, op in sorted(first.items(), key=lambda item: -len(item[0].cut_axes)):
+    for target, op in first.items() if len(first) == 1 else sorted(first.items(), key=lambda item: -len(item[0].cut_axes)):
         yield _Move(start, target, Pass.FORWARD, op.layer, op.name)
         if start.partial:
             start = target  # a second layout starts from the first, already reduced

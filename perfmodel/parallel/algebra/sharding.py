@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse, repeat
 from typing import Any, NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -139,12 +139,12 @@ def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
 
 def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
     """Return the dims of an operator that an input lacks; its gradient is summed over them."""
-    return tuple([dim for dim in dims if dim not in operand.dims])
+    return tuple(filterfalse(operand.dims.__contains__, dims))
 
 
 def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ()) -> Layout:
-    cuts = tuple([tuple(sharding.get(dim, ())) for dim in dims])
-    return Layout(cuts=cuts, partial=frozenset([axis for dim in summed for axis in sharding.get(dim, ())]))
+    cuts, partial = map(sharding.get, dims, repeat(())), map(sharding.get, summed, repeat(()))
+    return Layout(cuts=tuple(cuts), partial=frozenset(chain.from_iterable(partial)))
 
 
 def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tuple[Step, ...]:

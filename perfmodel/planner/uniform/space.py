@@ -27,11 +27,12 @@ from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
     Placement,
+    divisors,
     even_stage_layers,
     shorter_ends_stage_layers,
     stages_of_ranks,
 )
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
 from perfmodel.workload.job import TrainingJob
