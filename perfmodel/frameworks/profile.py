@@ -25,7 +25,6 @@ from perfmodel.frameworks.fitted import NOTHING, FittedTo
 from perfmodel.frameworks.options import (
     GROUP_OF,
     GROUPS,
-    HEAD_TAIL,
     KIND_OF,
     OPTIONAL,
     SIZES,
@@ -39,14 +38,13 @@ from perfmodel.frameworks.options import (
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
+from perfmodel.frameworks.runnable import ANYTHING, Runs
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events
 from perfmodel.parallel.choices import ZERO_STAGES, Dispatcher, Recompute, ZeroStage
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef
-from perfmodel.parallel.plan import Plan
 
 GENERIC = "generic"
 """Default profile, for an unknown framework."""
@@ -86,12 +84,6 @@ class ExecutionProfile(Grouped):
     def compiled(self) -> tuple[Any, ...]:
         """Cache key of compiled programs: profiles with the same key share their programs."""
         return self.kernels, self.activations, self.state, self.allocator, self.communication, self.exchanges, self.stages, self.release
-
-    def not_runnable_reason(self, plan: Plan) -> str:
-        """Return why the framework cannot run this plan; "" if it can."""
-        return not_runnable_reason(
-            plan, FrameworkRef.parse(self.name).name, self.runs, balanced_context=self.communication.context_chunks == HEAD_TAIL
-        )
 
     def pads_rows(self, dispatcher: Dispatcher) -> bool:
         """Return whether a separate pass pads the rows of experts for low-precision products."""

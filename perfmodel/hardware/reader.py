@@ -370,6 +370,7 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
     )
 
 
+@lru_cache(maxsize=1024)
 def _is_shipped(name: str, folder: str) -> bool:
     is_name = bool(name) and not name.startswith(".") and not {"/", "\\"} & set(name)
     return is_name and os.path.isfile(_shipped(folder, name))  # pathlib raises for a name too long

@@ -70,6 +70,8 @@ class PipelineSchedule(StrEnum):
     needs_chunks: bool
     #: Virtual stages of a rank, if the schedule exists for one number only.
     num_chunks: int | None
+    #: Least micro-batches of a step for each rank, if a step needs more than one.
+    microbatches_per_rank: int
 
     def __init__(self, word: str) -> None:
         is_v = word in ("zbv", "dualpipev")
@@ -81,13 +83,13 @@ class PipelineSchedule(StrEnum):
         self.takes_chunks = self.groups_microbatches or is_v
         self.needs_chunks = word == "interleaved" or is_v
         self.num_chunks = 2 if is_v else None
+        self.microbatches_per_rank = 2 if word == "dualpipev" else 0
 
     def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
         """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
         if self.groups_microbatches:
             return num_microbatches % num_ranks == 0
-        least = 2 * num_ranks if self is PipelineSchedule.DUALPIPEV else 1
-        return num_microbatches >= least
+        return num_microbatches >= max(1, self.microbatches_per_rank * num_ranks)
 
 
 class AttentionKernel(StrEnum):

@@ -69,7 +69,55 @@ class Plan:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
 
     def __post_init__(self) -> None:
-        check_plan(self)
+        layout, job = self.layout, self.job
+        check_order(self.order)
+        if (compression := self.compression) != NO_COMPRESSION:
+            check_compression(compression, zero=self.zero, has_experts=self.has_experts, has_rules=self.assignment is None)
+        if self.assignment is not None:
+            _check_assigned(self, self.assignment)
+            return
+        model = job.transformer
+        if layout.num_chips != self.num_chips:
+            raise InputError(
+                f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={self.num_chips}; change a degree or --chips"
+            )
+        for field in ("micro_batch", "virtual_stages"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field}={getattr(self, field)}: must be at least 1; use 1")
+        _check_degrees(self)
+        per_step = layout.data_parallel * self.micro_batch
+        if job.global_batch % per_step and job.global_batch % layout.data_parallel == 0:
+            share = job.global_batch // layout.data_parallel
+            rule = f"must divide the {share} sequences of each data-parallel rank"
+            raise bad_field("micro_batch", self.micro_batch, rule, f"use {_choices(share)}")
+        if job.global_batch % per_step:
+            raise InputError(
+                f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
+                f"use a global batch that is a multiple of {per_step}, or smaller degrees"
+            )
+        stages = layout.pp * self.virtual_stages
+        if len(self.stage_layers) != stages:
+            raise InputError(
+                f"stage_layers has {len(self.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages"
+            )
+        if sum(self.stage_layers) != model.num_hidden_layers or min(self.stage_layers) < 0:
+            raise InputError(
+                f"stage_layers={list(self.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
+                "leave it out for even stages"
+            )
+        _check_schedule(self)
+        # fully_shard on one chip stores float32 weights and casts them layer by layer
+        if self.zero not in (ZeroStage.NONE, ZeroStage.PARAMETERS) and layout.dp_shard * layout.cp == 1:
+            raise InputError(f"zero={int(self.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
+        if self.zero is ZeroStage.NONE and layout.dp_shard > 1:
+            raise InputError(
+                f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3"
+            )
+        if job.seq_len > model.positions.max_position_embeddings and model.positions.position == "learned":
+            raise InputError(
+                f"seq_len={job.seq_len}: {model.name} has learned positions for {model.positions.max_position_embeddings} tokens only; "
+                "use a shorter sequence"
+            )
 
     @property
     def rules(self) -> RuleSet:
@@ -241,57 +289,6 @@ def _choices(number: int) -> str:
     return ", ".join(values[:-1]) + (" or " if len(values) > 1 else "") + values[-1]
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
-    layout, job = plan.layout, plan.job
-    check_order(plan.order)
-    if (compression := plan.compression) != NO_COMPRESSION:
-        check_compression(compression, zero=plan.zero, has_experts=plan.has_experts, has_rules=plan.assignment is None)
-    if plan.assignment is not None:
-        _check_assigned(plan, plan.assignment)
-        return
-    model = job.transformer
-    if layout.num_chips != plan.num_chips:
-        raise InputError(
-            f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={plan.num_chips}; change a degree or --chips"
-        )
-    for field in ("micro_batch", "virtual_stages"):
-        if getattr(plan, field) < 1:
-            raise InputError(f"{field}={getattr(plan, field)}: must be at least 1; use 1")
-    _check_degrees(plan)
-    per_step = layout.data_parallel * plan.micro_batch
-    if job.global_batch % per_step and job.global_batch % layout.data_parallel == 0:
-        share = job.global_batch // layout.data_parallel
-        rule = f"must divide the {share} sequences of each data-parallel rank"
-        raise bad_field("micro_batch", plan.micro_batch, rule, f"use {_choices(share)}")
-    if job.global_batch % per_step:
-        raise InputError(
-            f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
-            f"use a global batch that is a multiple of {per_step}, or smaller degrees"
-        )
-    stages = layout.pp * plan.virtual_stages
-    if len(plan.stage_layers) != stages:
-        raise InputError(
-            f"stage_layers has {len(plan.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages"
-        )
-    if sum(plan.stage_layers) != model.num_hidden_layers or min(plan.stage_layers) < 0:
-        raise InputError(
-            f"stage_layers={list(plan.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
-            "leave it out for even stages"
-        )
-    _check_schedule(plan)
-    # fully_shard on one chip stores float32 weights and casts them layer by layer
-    if plan.zero not in (ZeroStage.NONE, ZeroStage.PARAMETERS) and layout.dp_shard * layout.cp == 1:
-        raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
-    if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
-        raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
-    if job.seq_len > model.positions.max_position_embeddings and model.positions.position == "learned":
-        raise InputError(
-            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.positions.max_position_embeddings} tokens only; "
-            "use a shorter sequence"
-        )
-
-
 def _check_schedule(plan: Plan) -> None:
     pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
     if isinstance(schedule, ScheduleTable) and pp != schedule.num_ranks:
@@ -320,7 +317,7 @@ def _check_schedule(plan: Plan) -> None:
         wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
         rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
         raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
-    if not schedule.admits(plan.num_microbatches, pp):
+    if plan.num_microbatches < schedule.microbatches_per_rank * pp:
         rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
         raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 

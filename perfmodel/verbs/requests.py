@@ -210,8 +210,8 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     for indices in groups.values():
         for begin in range(0, len(indices), _MOST_COLUMNS):
             columns = indices[begin : begin + _MOST_COLUMNS]
-            outcomes |= zip(columns, _answers([placed[index] for index in columns], plan), strict=True)
-    return [outcomes[index] for index in range(len(cases))]
+            outcomes |= zip(columns, _answers([*map(placed.__getitem__, columns)], plan), strict=True)
+    return [*map(outcomes.__getitem__, range(len(cases)))]
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
@@ -266,8 +266,9 @@ def _answers(columns: Sequence[_Placed], plan: Plan | None) -> list[Answer | Inp
     """Return the predictions of plans that are columns of one evaluation, or the errors."""
     asked = columns[0].request
     try:
-        placed = [(case.setting, case.plan) for case in columns]
-        predictions = predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk)
+        predictions = predict_in_columns(
+            [*map(attrgetter("setting", "plan"), columns)], memory_headroom=asked.memory_headroom, risk=asked.risk
+        )
     except InputError as error:
         return [error] if len(columns) == 1 else [answer for case in columns for answer in _answers([case], plan)]
     answers: list[Answer | InputError] = []

@@ -281,11 +281,12 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     The default ZeRO stage is 0 under every profile, because a table over profiles compares one plan. Recomputation is the documented
     default of the trainer.
     """
-    given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
+    estimator = setting.estimator
+    given = {"attention": estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
     if default := default_recompute(setting, knobs):
         given["recompute"] = default
     plan = plan_of_knobs(
-        setting.job,
+        estimator.job,
         given,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
@@ -296,7 +297,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
         return plan
     from perfmodel.cost.mixed import balanced_plan, mixed_estimator
 
-    return balanced_plan(mixed_estimator(setting.estimator), plan)
+    return balanced_plan(mixed_estimator(estimator), plan)
 
 
 def default_recompute(setting: Setting, knobs: Knobs) -> str:

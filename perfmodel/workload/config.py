@@ -9,8 +9,20 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.grouped import Grouped, group_of, in_groups
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.layer_shapes import ParameterShape, is_routed, norm_shapes, shapes_of_layer
-from perfmodel.workload.layer_specs import DeltaNet, FeedForward, LayerSpec, Mamba, Mixer, Parts, kinds_with_layers, layer_order
+from perfmodel.workload.layer_specs import (
+    DeltaNet,
+    FeedForward,
+    LayerSpec,
+    Mamba,
+    Mixer,
+    ParameterShape,
+    Parts,
+    is_routed,
+    kinds_with_layers,
+    layer_order,
+    norm_shapes,
+    shapes_of_layer,
+)
 
 # Closed choices: literals, not enums, because plan files contain them unchanged.
 Norm = Literal["layernorm", "rmsnorm"]
@@ -307,9 +319,10 @@ class TransformerConfig(Grouped):
     def num_parameters(self) -> int:
         """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
         of the same config reports."""
-        total = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
+        size = attrgetter("num_elements")
+        total = sum(map(size, (*self.embedding_shapes(), *self.head_shapes())))
         for kind in self.layer_kinds:
-            total += kind.count * sum(shape.num_elements for shape in shapes_of_layer(self, kind))
+            total += kind.count * sum(map(size, shapes_of_layer(self, kind)))
         return total
 
     @property

@@ -11,7 +11,7 @@ from enum import StrEnum
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.base_formats import BASE_FORMATS, BaseFormat
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_shapes import ParameterShape
+from perfmodel.workload.layer_specs import ParameterShape
 
 #: Meaning of empty targets: every linear operator of a layer, not the output matrix. NeMo's default (linear_qkv, linear_proj, linear_fc1,
 #: linear_fc2 of nemo.collections.llm.peft.LoRA), PEFT's target_modules="all-linear", and the set that QLoRA (arXiv 2305.14314, section 4)

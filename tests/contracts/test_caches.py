@@ -22,6 +22,7 @@ CONSTANTS = {
     "frameworks/releases.py: load_releases": "shipped recipes by framework",
     "frameworks/schemas.py: profile_model": "model of the files of a class",
     "frameworks/shipped.py: with_bases": "shipped frameworks by name",
+    "hardware/reader.py: _is_shipped": "whether a shipped file has the name",
     "hardware/reader.py: _shipped_for": "shipped calibrations by chip",
     "hardware/reader.py: _shipped_prices": "shipped prices",
     "parallel/algebra/rules.py: _shipped": "shipped rule set by name",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from math import ceil, prod
 from operator import attrgetter
 from typing import NamedTuple
@@ -201,7 +201,10 @@ class ShardedGraph:
         """Activations among the inputs of each operator."""
         tensors, activations = self.graph.tensors, dict[str, list[Operand]]()
         for op in self.graph.operators:
-            activations[op.name] = [operand for operand in op.inputs if tensors[operand.tensor].role is TensorRole.ACTIVATION]
+            activations[op.name] = []
+            for operand in op.inputs:
+                if tensors[operand.tensor].role is TensorRole.ACTIVATION:
+                    activations[op.name].append(operand)
         return activations
 
     @cached_property
@@ -224,15 +227,14 @@ class ShardedGraph:
         """
         inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
-            if region.carried:
-                inputs[region.name] = frozenset((region.carried,))
-                continue
-            inputs[region.name] = frozenset(
-                op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
-                for op in self.graph.operators_of(region.name)
-                for operand in self.activations[op.name]
-                if (maker := self.graph.producer(operand.tensor)) is not None and maker.layer != region.name
-            )
+            names = {region.carried} if region.carried else set[str]()
+            for op in () if region.carried else self.graph.operators_of(region.name):
+                is_view = op.passes_gradient and len(op.inputs) == 1 and not op.forward
+                for operand in self.activations[op.name]:
+                    maker = self.graph.producer(operand.tensor)
+                    if maker is not None and maker.layer != region.name:
+                        names.add(op.output.tensor if is_view else operand.tensor)
+            inputs[region.name] = frozenset(names)
         return inputs
 
     @cached_property
@@ -327,7 +329,10 @@ def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Lay
     # an all-to-all counts the local send buffer; later steps find the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     dims, layouts = operator.output.dims, (source, target) if after_exchange else (target, source)
-    dim_of = {axis: dim for layout in layouts for dim, axes in zip(dims, layout.cuts, strict=True) for axis in axes}
+    dim_of: dict[str, str] = {}
+    for layout in layouts:
+        for dim, axes in zip(dims, layout.cuts, strict=True):
+            dim_of |= dict.fromkeys(axes, dim)
     sharding: dict[str, tuple[str, ...]] = {}
     for axis in step.remaining:
         sharding[dim_of[axis]] = (*sharding.get(dim_of[axis], ()), axis)  # positions without a dim share one name, the empty one
@@ -453,7 +458,10 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
     A repeated block reads the output of the block, or of the region, before it. So all edges between regions must have one layout.
     The copies of a stretched dim exist for the axes that shard it, so nothing may be redistributed at its position.
     """
-    boundary = {left[region.carried]: region.carried for region in graph.repeats if graph.producer(region.carried) is not None}
+    boundary: dict[Layout, str] = {}
+    for region in graph.repeats:
+        if graph.producer(region.carried) is not None:
+            boundary[left[region.carried]] = region.carried
     for producer in graph.operators:
         tensor = producer.output.tensor
         for reader, i in graph.consumers(tensor):
@@ -496,7 +504,7 @@ def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
 def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:
     """Yield the collectives that an operator issues itself: norms and the loss reduce over a sharded dim."""
     for collective in op.traffic:
-        axes = frozenset(axis for dim in collective.over for axis in sharding.get(dim, ()))
+        axes = frozenset[str]().union(*map(sharding.get, collective.over, repeat(())))
         if axes:
             yield Traffic(
                 kind=collective.kind,
@@ -562,6 +570,10 @@ def parameter_layout(
     tensor: Tensor, uses: Sequence[tuple[Operator, int]], shardings: Mapping[str, Sharding], *, sum_axes: frozenset[str] = frozenset()
 ) -> ParameterLayout:
     """Return the layout in the first reader (operator, input); the gradient is partial where any reader leaves it so."""
+    gradient_axes, regions = frozenset[str](), dict[str, None]()
+    for reader, position in uses:
+        gradient_axes |= gradient_layout(shardings[reader.name], reader.inputs[position]).partial
+        regions[reader.layer] = None
     op, i = uses[0]
     cuts = input_layout(shardings[op.name], op.inputs[i]).cuts
     return ParameterLayout(
@@ -570,8 +582,8 @@ def parameter_layout(
         num_columns=prod(tensor.shape[tensor.num_rows :]),
         row_axes=frozenset(chain.from_iterable(cuts[: tensor.num_rows])),
         column_axes=frozenset(chain.from_iterable(cuts[tensor.num_rows :])),
-        gradient_axes=frozenset().union(*(gradient_layout(shardings[op.name], op.inputs[i]).partial for op, i in uses)),
+        gradient_axes=gradient_axes,
         sum_axes=sum_axes,
-        regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
+        regions=tuple(regions),
         elements=extent_amount(op, shardings[op.name], tuple(zip(tensor.shape, op.inputs[i].dims, strict=True))),
     )
