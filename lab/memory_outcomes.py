@@ -19,7 +19,7 @@ from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, Verdict
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor

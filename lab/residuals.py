@@ -26,7 +26,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.memory_headroom import MemoryUncertainty
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN
 from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, RunFeatures, UnseenResiduals, shape_of, unseen_interval
 from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.cases import Case, read_cases

@@ -137,7 +137,8 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     serve all lengths.
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
-    check_equal_chips(estimator.cluster)
+    if estimator.cluster.pools:
+        check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
     # the fields that determine a plan's row of the grid and its stages
     forms = {(plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp) for plan in plans}

@@ -50,9 +50,9 @@ from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_headroom import MemoryRule, fit_probability, memory_rule
 from perfmodel.foundation.session import session_cache
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
-from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.profile import ExecutionProfile, uncertainty_of_memory
 from perfmodel.frameworks.releases import at_release
+from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, SHOWN_COMM
@@ -155,7 +155,7 @@ class Estimator:
             if plan.job.seq_len not in flops:
                 flops[plan.job.seq_len] = model_flops(self, plan)
             if id(plan) not in reasons:
-                reasons[id(plan)] = self.profile.not_runnable_reason(plan)
+                reasons[id(plan)] = not_runnable_reason(plan, self.profile)
             counts.append((plan.job.tokens_per_step, plan.num_chips, *flops[plan.job.seq_len]))
         tokens, num_chips, palm, causal = map(scalar, map(column_of, zip(*counts, strict=True)))
         scale = tokens / (time * num_chips * peak)

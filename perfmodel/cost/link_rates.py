@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.columns import Column, table_entries
+from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import RAMP_BYTES, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import STAGED_FRACTION, NetworkTier, Topology
@@ -312,3 +312,13 @@ def with_latency(
             one_shot_time=longer(model.one_shot_time, difference),
         )
     return changed
+
+
+def table_entries(table: NDArray[np.float64], code: Any, *, has_columns: bool) -> NDArray[np.float64]:
+    """Return table[..., code], of shape [..., *code.shape].
+
+    With `has_columns` the table is [..., code, column], and the last dim of `code` are its columns.
+    """
+    if not has_columns:
+        return table[..., code]
+    return table[..., code, :] if np.ndim(code) == 0 else table[..., code[..., 0], :]

@@ -13,7 +13,7 @@ from perfmodel.cost.schedules import schedule_of
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
-from perfmodel.parallel.placement import Placement, stages_of_ranks
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, tier_kind, tier_models
-from perfmodel.foundation.columns import table_entries
+from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, table_entries, tier_kind, tier_models
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (

@@ -40,7 +40,8 @@ from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
 from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
-from perfmodel.parallel.placement import rank_of_stage
+from perfmodel.frameworks.runnable import not_runnable_reason
+from perfmodel.parallel.layout import rank_of_stage
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 from perfmodel.parallel.prediction import Conditions, Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
@@ -137,7 +138,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         peak_flop_rate=peak,
         memory_capacity=host.machine.memory.capacity,
         rests_on=rests_on(machine, parts),
-        not_runnable=estimator.profile.not_runnable_reason(plan),
+        not_runnable=not_runnable_reason(plan, estimator.profile),
         conditions=Conditions(
             peak_dtype=str((machine.low or machine).dtype),
             price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),

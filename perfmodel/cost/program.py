@@ -343,7 +343,7 @@ class _Compilation:
             if region.is_block:
                 given[region.name] = self.run.entering[region.name]
             # tensors between repeated layers are kept already, unless they have no gradient
-            if region.is_repeated and self.graph.tensors[region.carried].has_gradient:
+            if region.carried and self.graph.tensors[region.carried].has_gradient:
                 seen.add(region.carried)
         tensors = []
         for saved in kept:

@@ -17,14 +17,13 @@ from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_program
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.resources import user_calibrations_dir
 from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import check_equal_chips, joined_pools
-from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
+from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for, user_calibrations_dir
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, TrainingJob
 from perfmodel.workload.network_model import NetworkModel

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement
 from perfmodel.parallel.pass_orders import (
     BACKWARD,
     FORWARD,
@@ -30,7 +31,6 @@ from perfmodel.parallel.pass_orders import (
     in_flight,
     pass_times,
 )
-from perfmodel.parallel.placement import Placement
 from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 

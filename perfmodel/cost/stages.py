@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
+from perfmodel.parallel.layout import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
@@ -155,7 +155,7 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
     is_alone = this.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
-    return region if this.is_repeated and not is_alone else next_to
+    return region if this.carried and not is_alone else next_to
 
 
 @session_cache(maxsize=4096)

@@ -34,9 +34,9 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED
 from perfmodel.parallel.choices import Recompute
+from perfmodel.parallel.layout import stages_of_ranks
 from perfmodel.parallel.measured import TRACE_NAMES
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
-from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.plan import Plan, place_of
 
 #: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.

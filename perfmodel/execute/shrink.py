@@ -11,8 +11,8 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets
 from perfmodel.parallel.executable import executed_precision
-from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan, divisors, make_plan
+from perfmodel.parallel.layout import DEFAULT_ORDER, divisors
+from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob

@@ -44,13 +44,3 @@ def _as_columns(values: Sequence[Any]) -> Any:
     if any(value != first for value in values):
         raise ValueError("records that differ in more than floats have no columns")
     return first
-
-
-def table_entries(table: NDArray[np.float64], code: Any, *, has_columns: bool) -> NDArray[np.float64]:
-    """Return table[..., code], of shape [..., *code.shape].
-
-    With `has_columns` the table is [..., code, column], and the last dim of `code` are its columns.
-    """
-    if not has_columns:
-        return table[..., code]
-    return table[..., code, :] if np.ndim(code) == 0 else table[..., code[..., 0], :]

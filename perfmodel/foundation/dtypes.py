@@ -1,5 +1,6 @@
 """Number formats of chips and tensors."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
 
@@ -34,6 +35,5 @@ _ITEMSIZE: dict[Dtype, float] = {
 }
 
 
-def itemsize(dtype: Dtype) -> float:
-    """Return the bytes of one element in memory; fp4 packs two elements into one byte. [byte]"""
-    return _ITEMSIZE[dtype]
+#: Dtype -> bytes of one element in memory; fp4 packs two elements into one byte. [byte]
+itemsize: Callable[[Dtype], float] = _ITEMSIZE.__getitem__

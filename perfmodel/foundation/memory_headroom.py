@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import methodcaller
 from typing import Any
 
 from perfmodel.foundation.columns import Column
@@ -119,7 +120,7 @@ class RankNeed:
 
 def fit_probability(ranks: Iterable[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> float:
     """Return the probability that every rank fits: that of the rank nearest to the usable memory, as all have the same allocator."""
-    return uncertainty.probability_below(min(rank.log_headroom(usable) for rank in ranks))
+    return uncertainty.probability_below(min(map(methodcaller("log_headroom", usable), ranks)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +143,11 @@ class MemoryRule:
 
     def verdict(self, ranks: Sequence[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> Verdict:
         """Return the verdict. Tight: the plan would fit, but with too little headroom or too low a probability."""
-        needed, ratio = max(rank.total for rank in ranks), self.ratio(uncertainty)
-        is_sure = ratio is None or all(rank.total <= rank.allowed(usable, ratio) for rank in ranks)
+        needed: Column = -math.inf
+        ratio, is_sure = self.ratio(uncertainty), True
+        for rank in ranks:
+            needed = max(needed, rank.total)
+            is_sure = is_sure and (ratio is None or rank.total <= rank.allowed(usable, ratio))
         if needed <= self.allowed(usable) and is_sure:
             return Verdict.FITS
         return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT

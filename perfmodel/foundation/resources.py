@@ -23,23 +23,6 @@ def resource_dir(name: str) -> Path:
     raise PerfModelError(f"{name}: the shipped data folder is missing from this installation; install perfmodel again")
 
 
-def user_calibrations_dir() -> Path:
-    """Return the folder of the user's calibrations, which predictions search first; it need not exist.
-
-    It is $XDG_DATA_HOME/perfmodel/calibrations. Without that variable, or with a relative path (ignored by its specification), it is
-    ~/.local/share/perfmodel/calibrations.
-    """
-    data = os.environ.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(data):
-        try:
-            data = os.path.join(Path.home(), ".local", "share")
-        except RuntimeError as error:
-            raise InputError(
-                "home: this user has no home folder; save the calibration with --save and name it with --calibration"
-            ) from error
-    return Path(data, "perfmodel", "calibrations")
-
-
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path` completely or not at all.
 

@@ -148,7 +148,7 @@ def several(value: object) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return [*filter(None, map(str.strip, value.split(",")))]
     if isinstance(value, Iterable) and isinstance(value, (list, tuple, range, set, frozenset)):
         return [part for item in value for part in (several(item) if isinstance(item, str) else [item])]
     return [value]

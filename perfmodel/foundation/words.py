@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
 
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.foundation.values import read_integer, several, several_numbers, text_of, yes_or_no
 
 Read = Callable[[Any, str], Any]
 Result = TypeVar("Result")
@@ -48,6 +50,7 @@ class Word:
     choices           enumeration of a closed choice
     is_searched       whether a search varies it
     is_shorthand      whether it stands for other words, which files hold instead
+    is_varied         whether a verb that varies knobs takes several values of it
     is_last           whether it comes after the words of the other parts of a record
     in_files          default in a file that leaves it out; None: no default
     """
@@ -69,19 +72,13 @@ class Word:
     missing: str = ""
     choices: type[StrEnum] | None = None
     is_searched: bool = False
+    is_varied: bool = False
     is_shorthand: bool = False
     is_last: bool = False
     in_files: Any = None
 
-    @property
-    def is_varied(self) -> bool:
-        """Whether a verb that varies knobs takes several values of it."""
-        return self.is_searched and self.kind is not bool
-
     def values(self, given: object, name: str) -> list[Any]:
         """Return the given values, one or several, before they are read."""
-        from perfmodel.foundation.values import several, several_numbers
-
         if self.split is not None:
             return self.split(given, name)
         return several_numbers(given, name) if self.kind is int else several(given)
@@ -90,8 +87,6 @@ class Word:
         """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        from perfmodel.foundation.values import read_integer, text_of, yes_or_no  # when the first value is read: `--help` reads none
-
         if self.kind is int:
             return read_integer(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
@@ -108,18 +103,13 @@ def reader(module: str, function: str) -> Read:
 
 def word(help: str, *, default: object = None, **more: Any) -> Any:
     """Return a field of a record of words."""
-    return field(default=default, metadata={"word": Word(help=help, **more)})
+    is_varied = more.get("is_searched", False) and more.get("kind") is not bool
+    return field(default=default, metadata={"word": Word(help=help, is_varied=is_varied, **more)})
 
 
 def size(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
     """Return a field of a size, such as 64 or 8k."""
-
-    def read(value: object, name: str) -> int:
-        from perfmodel.foundation.values import read_integer
-
-        return read_integer(value, name, most=most)
-
-    return word(help, takes="int | str", read=read, **more)
+    return word(help, takes="int | str", read=partial(read_integer, most=most), **more)
 
 
 def part(record: type) -> Any:
@@ -133,23 +123,31 @@ def parts_of(record: Any) -> Mapping[str, type]:
     return {entry.name: entry.metadata["part"] for entry in fields(record) if "part" in entry.metadata} or {"": record}
 
 
-def words_of(*records: type) -> Mapping[str, Word]:
+def _words_of(*records: type) -> Mapping[str, Word]:
     """Return the words of records by name, in their order, but for those that come last."""
-    return _words_of(cast(Any, records))
-
-
-@lru_cache(maxsize=64)
-def _words_of(records: tuple[Any, ...]) -> Mapping[str, Word]:
     parts: list[Any] = [part for record in records for part in parts_of(record).values()]
     words = [(entry.name, entry.metadata["word"]) for part in parts for entry in fields(part)]
     return dict(sorted(words, key=lambda named: named[1].is_last))
 
 
+words_of: Callable[..., Mapping[str, Word]] = lru_cache(maxsize=64)(_words_of)
+
+
+@lru_cache(maxsize=64)
+def part_of_word(record: Any) -> Mapping[str, str]:
+    """Return word -> field of the part of a record that has it; "": the record itself."""
+    part_of = {word: name for name, part in parts_of(record).items() for word in words_of(part)}
+    return {word: part_of[word] for word in words_of(record)}
+
+
 def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
-    part_of = {word: name for name, part in parts_of(cast(Any, type(record))).items() for word in words_of(part)}
-    values = {word: getattr(getattr(record, part_of[word]) if part_of[word] else record, word) for word in words_of(type(record))}
-    return {word: value for word, value in values.items() if value is not None}
+    given: dict[str, Any] = {}
+    for word, part in part_of_word(cast(Any, type(record))).items():
+        value = getattr(getattr(record, part) if part else record, word)
+        if value is not None:
+            given[word] = value
+    return given
 
 
 def read_words(record: object, *names: str) -> dict[str, Any]:
@@ -227,10 +225,10 @@ class Words:
             return records
         if "" in parts:
             return self.record(**given)
-        home = {word: name for name, part in parts.items() for word in words_of(part)}
+        part_of = part_of_word(self.record)
         values: dict[str, dict[str, Any]] = {name: {} for name in parts}
         for word, value in given.items():
-            values[home[word]][word] = value
+            values[part_of[word]][word] = value
         return self.record(**{name: part(**values[name]) for name, part in parts.items()})
 
 
@@ -256,7 +254,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                     f"takes {len(positional)} without a name ({', '.join(positional)})" if positional else "takes arguments by name"
                 )
                 raise TypeError(f"{function.__name__}() {takes_only}, not {len(args)}; write name=value")
-            parts: dict[str, dict[str, Any]] = {group: {} for group in chosen}
+            parts: dict[str, dict[str, Any]] = defaultdict(dict)
             rest: dict[str, Any] = {}
             for name, value in given.items():
                 if name in group_of_word:
@@ -268,7 +266,9 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{remedy}")
             if needed and (absent := [name for name in needed if name not in given]):
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
-            return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
+            for group, words in chosen.items():
+                rest[group] = words.make(parts[group])
+            return function(*args, **rest)
 
         parameters: list[inspect.Parameter] = []
         for name, parameter in signature.parameters.items():

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 
 #: Capability of a framework (an axis, or ZeRO stages with or without a pipeline) -> options that only matter with it. Parameters that
-#: pipelines keep gathered under ZeRO are part of the memory uncertainty instead (`frameworks/memory_uncertainty.py`): only one family runs
+#: pipelines keep gathered under ZeRO are part of the memory uncertainty instead (`uncertainty_of_memory`): only one family runs
 #: such plans.
 _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
     (

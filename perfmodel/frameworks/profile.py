@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
 from perfmodel.foundation.grouped import Grouped, in_groups
+from perfmodel.foundation.memory_headroom import MemoryUncertainty
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.session import session_cache
@@ -23,7 +25,6 @@ from perfmodel.frameworks.fitted import NOTHING, FittedTo
 from perfmodel.frameworks.options import (
     GROUP_OF,
     GROUPS,
-    HEAD_TAIL,
     KIND_OF,
     OPTIONAL,
     SIZES,
@@ -37,14 +38,13 @@ from perfmodel.frameworks.options import (
     StateOptions,
     TimingOptions,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
+from perfmodel.frameworks.runnable import ANYTHING, Runs
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events
 from perfmodel.parallel.choices import ZERO_STAGES, Dispatcher, Recompute, ZeroStage
-from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef
 
 GENERIC = "generic"
 """Default profile, for an unknown framework."""
@@ -85,12 +85,6 @@ class ExecutionProfile(Grouped):
         """Cache key of compiled programs: profiles with the same key share their programs."""
         return self.kernels, self.activations, self.state, self.allocator, self.communication, self.exchanges, self.stages, self.release
 
-    def not_runnable_reason(self, plan: Plan) -> str:
-        """Return why the framework cannot run this plan; "" if it can."""
-        return not_runnable_reason(
-            plan, framework_named(self.name), self.runs, balanced_context=self.communication.context_chunks == HEAD_TAIL
-        )
-
     def pads_rows(self, dispatcher: Dispatcher) -> bool:
         """Return whether a separate pass pads the rows of experts for low-precision products."""
         is_exchanged = self.exchanges.permutes_in_exchange and dispatcher is Dispatcher.FLEX
@@ -118,7 +112,7 @@ class ExecutionProfile(Grouped):
     @property
     def known_as(self) -> str:
         """Framework whose published runs give the prediction error: the profile's own name, or that of the profile before a fit."""
-        return framework_named(self.fitted.base or self.name)
+        return FrameworkRef.parse(self.fitted.base or self.name).name
 
 
 def list_profiles() -> list[str]:
@@ -275,3 +269,66 @@ def profile_events(
         reduces_tp_first=profile.communication.reduces_tp_gradients_first,
         is_wanted_at_once=parameter.is_end and (joins_ends or parameter.is_last),
     )
+
+
+# --- memory uncertainty -------------------------------------------------------------------------------------------------
+
+KNOWN, UNKNOWN = "known", "unknown"
+"""Kinds of frameworks in `strategies/memory_uncertainty.yaml`, which `python -m lab.residuals` writes."""
+
+
+def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
+    """Return the memory uncertainty of a framework.
+
+    A fitted profile has that of the profile from which it started. Measured peaks reduce that of an unknown framework towards that of a
+    known one, as far as they determine the allocator's reserved memory (`memory_known`).
+    """
+    known, unknown = map(_shipped_uncertainties().__getitem__, (KNOWN, UNKNOWN))
+    if profile.known_as != GENERIC:
+        return known
+    share = profile.fitted.memory_known
+    if not share:
+        return unknown
+    return MemoryUncertainty(
+        centre=unknown.centre + (known.centre - unknown.centre) * share,
+        scale=math.sqrt(unknown.scale**2 + (known.scale**2 - unknown.scale**2) * share),
+        of_unseen=share < 0.5,
+        rests_on=f"{profile.fitted.num_memory_runs} measured peaks of your own; {unknown.rests_on}",
+    )
+
+
+def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, MemoryUncertainty]:
+    """Return the memory uncertainties by kind: the shipped ones, or those of a file."""
+    return _shipped_uncertainties() if path is None else _read_uncertainties(Path(path))
+
+
+@lru_cache(maxsize=1)
+def _shipped_uncertainties() -> Mapping[str, MemoryUncertainty]:
+    return _read_uncertainties(resource_dir("strategies") / "memory_uncertainty.yaml")
+
+
+def _read_uncertainties(path: Path) -> Mapping[str, MemoryUncertainty]:
+    from perfmodel.foundation.files import read_yaml
+
+    try:
+        data = read_yaml(path)
+        return {
+            kind: MemoryUncertainty(
+                centre=_within(data[kind]["centre"], -5.0),
+                scale=_within(data[kind]["scale"], 1e-4),
+                of_unseen=kind == UNKNOWN,
+                rests_on=str(data[kind]["rests_on"]),
+            )
+            for kind in (KNOWN, UNKNOWN)
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"memory_uncertainty={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
+        ) from None
+
+
+def _within(value: object, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 5.0:
+        raise bad_field("number", shown(value), f"must be from {least:g} to 5")
+    return float(value)

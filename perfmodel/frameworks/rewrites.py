@@ -47,9 +47,10 @@ def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> Shard
             product = operators[op.name]
             forward = (replace(work, only_across=axes) if isinstance(work, Stream) else work for work in product.forward)
             operators[op.name] = replace(product, forward=tuple(forward))
-    internal = {
-        tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
-    }
+    internal = set[str]()
+    for tensor, (reader, i) in _internal(graph, epilogues):
+        if derivation.needed[reader.name, i] == derivation.left[tensor]:
+            internal.add(tensor)
     return replace(
         derivation,
         graph=_joined(graph, profile, operators, epilogues, internal),
@@ -89,7 +90,9 @@ def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
 
 def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     """Return the rewritten operators by name, before fusion with neighbours."""
-    operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
+    operators: dict[str, Operator] = {}
+    for op in graph.operators:
+        operators[op.name] = _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op
     if profile.kernels.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
     if profile.activations.recomputes_gated_product:
@@ -105,8 +108,7 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
             # an unfused norm saves the float32 copy of its input
             op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
         # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
-        is_embedding = any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
-        if profile.kernels.fuses_gradient_accumulation and not is_embedding:
+        if profile.kernels.fuses_gradient_accumulation and op.kind not in ("embedding", "embedding_bag"):
             op = replace(op, makes_weight_gradients=False)
         operators[name] = op
     return {**operators, **tiled(graph, operators, profile).operators}
@@ -118,7 +120,9 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     epilogues   biases that the product before them adds
     internal    tensors between operators of one kernel, if the framework fuses elementwise operators
     """
-    joined = {**operators, **{name: replace(operators[name], forward=()) for name in epilogues}}
+    joined = dict(operators)
+    for name in epilogues:
+        joined[name] = replace(operators[name], forward=())
     if profile.kernels.fuses_experts:
         joined |= {op.name: replace(operators[op.name], forward=(), backward=()) for op in _expert_output_biases(graph)}
     elif profile.kernels.adds_expert_bias_apart:
@@ -131,9 +135,11 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
         internal = set()
     if internal:
         joined = {name: _without(op, internal, graph) for name, op in joined.items()}
-    tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
-    tiles = tiled(graph, operators, profile)
-    tensors |= {name: tiles.share_of(tensors[name]) for name in tiles.shares}
+    tensors, tiles = dict(graph.tensors), tiled(graph, operators, profile)
+    for name in internal:
+        tensors[name] = replace(tensors[name], is_stored=False)
+    for name in tiles.shares:
+        tensors[name] = tiles.share_of(tensors[name])
     return replace(graph, operators=tuple(joined.values()), tensors=tensors)
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfmodel.foundation.grouped import Grouped, group_of, without_groups
 from perfmodel.foundation.records import INLINE
+from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, Compressor
+from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.schedule_table import FILE
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.training import Training
+
+if TYPE_CHECKING:
+    from perfmodel.frameworks.profile import ExecutionProfile
 
 #: ZeRO stages that do not shard parameters.
 _WHOLE_BASE = (0, 1)
@@ -125,7 +130,7 @@ class Runs(Grouped):
 
     def no_compression_reason(self, compression: Compression, framework: str) -> str:
         """Return why the framework cannot compress gradients so; "" if it can."""
-        if compression == NO_COMPRESSION or compression.method in self.compressions:
+        if compression.method in self.compressions:
             return ""
         has = f"compresses them by {_listed(self.compressions)} only" if self.compressions else "compresses none"
         return f"gradient_compression={compression}: {framework} {has}"
@@ -195,9 +200,9 @@ def _listed(values: Sequence[int | str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
-    """Return why the framework cannot run a plan of this form; "" if it can. balanced_context: it splits a sequence into 2 cp chunks."""
-    layout = plan.layout
+def not_runnable_reason(plan: Plan, profile: ExecutionProfile) -> str:
+    """Return why the framework cannot run a plan of this form; "" if it can."""
+    layout, framework, runs = plan.layout, FrameworkRef.parse(profile.name).name, profile.runs
     if plan.assignment is not None:
         return ""  # only its options are assumed: no framework runs such plans, only the executor of this package
     splits = plan.schedule.splits_backward
@@ -226,9 +231,10 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not stages.admits(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
-    if reason := runs.no_compression_reason(plan.compression, framework):
+    compression = plan.compression
+    if compression != NO_COMPRESSION and (reason := runs.no_compression_reason(compression, framework)):
         return reason
-    if plan.sequence_parallel and not runs.sequence_parallel:
+    if not runs.sequence_parallel and plan.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     model = plan.job.transformer
     names = runs.rules_for(hybrid=replicated)
@@ -237,7 +243,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(names)} does{condition}"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {_listed(runs.recompute)} only"
-    if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):
+    splits_twice = profile.communication.context_chunks == HEAD_TAIL
+    if layout.cp > 1 and splits_twice and plan.job.seq_len % (2 * layout.cp):
         return f"cp={layout.cp}: {framework} cuts a sequence in 2 cp equal chunks, and {2 * layout.cp} does not divide {plan.job.seq_len}"
     if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1 and not runs.has_flex:
         return f"dispatcher=flex: {framework} has no library that sends rows once to each place"

@@ -247,6 +247,23 @@ def _calibrations_in(folders: Iterable[Path], chip_name: str) -> "list[Calibrati
     return calibrations
 
 
+def user_calibrations_dir() -> Path:
+    """Return the folder of the user's calibrations, which predictions search first; it need not exist.
+
+    It is $XDG_DATA_HOME/perfmodel/calibrations. Without that variable, or with a relative path (ignored by its specification), it is
+    ~/.local/share/perfmodel/calibrations.
+    """
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):
+        try:
+            data = os.path.join(Path.home(), ".local", "share")
+        except RuntimeError as error:
+            raise InputError(
+                "home: this user has no home folder; save the calibration with --save and name it with --calibration"
+            ) from error
+    return Path(data, "perfmodel", "calibrations")
+
+
 def prior_for(chip: Chip) -> "Calibration | None":
     """Return the prior of a chip from the shipped calibrations of its vendor's other chips; None if the vendor has none of its kind."""
     from perfmodel.hardware.prior import prior_calibration
@@ -331,7 +348,7 @@ def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
     paths: list[Path] = []
     for folder in folders:
         with suppress(OSError, ValueError):  # a folder that is missing, has an invalid name or denies access
-            paths += sorted(path for path in Path(folder).glob("*.yaml") if path.is_file())
+            paths += sorted(filter(Path.is_file, Path(folder).glob("*.yaml")))
     return paths
 
 
@@ -353,6 +370,7 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
     )
 
 
+@lru_cache(maxsize=1024)
 def _is_shipped(name: str, folder: str) -> bool:
     is_name = bool(name) and not name.startswith(".") and not {"/", "\\"} & set(name)
     return is_name and os.path.isfile(_shipped(folder, name))  # pathlib raises for a name too long

@@ -21,7 +21,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.values import several
-from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.layout import Placement
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -55,52 +55,41 @@ class PipelineSchedule(StrEnum):
     ZBV = "zbv"
     DUALPIPEV = "dualpipev"
 
-    @property
-    def listed_as(self) -> str:
-        """Its name in plan files and in the lists of frameworks."""
-        return str(self)
+    #: Name in plan files and in the lists of frameworks.
+    listed_as: str
+    #: Rank of each virtual stage.
+    placement: Placement
+    #: The time of a step is that of its simulated orders; others have a closed form.
+    is_simulated: bool
+    #: Gradients of weights are a pass of their own, which fills bubbles.
+    splits_backward: bool
+    #: The number of micro-batches must be a multiple of the number of ranks.
+    groups_microbatches: bool
+    #: A rank may, and must, hold several virtual stages.
+    takes_chunks: bool
+    needs_chunks: bool
+    #: Virtual stages of a rank, if the schedule exists for one number only.
+    num_chunks: int | None
+    #: Least micro-batches of a step for each rank, if a step needs more than one.
+    microbatches_per_rank: int
 
-    @property
-    def placement(self) -> Placement:
-        """Rank of each virtual stage."""
-        return Placement.V if self in (PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV) else Placement.LOOP
-
-    @property
-    def is_simulated(self) -> bool:
-        """The time of a step is that of its simulated orders; others have a closed form."""
-        return self.placement is Placement.V
-
-    @property
-    def splits_backward(self) -> bool:
-        """Gradients of weights are a pass of their own, which fills bubbles."""
-        return self in (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV)
-
-    @property
-    def groups_microbatches(self) -> bool:
-        """The number of micro-batches must be a multiple of the number of ranks."""
-        return self in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
+    def __init__(self, word: str) -> None:
+        is_v = word in ("zbv", "dualpipev")
+        self.listed_as = word
+        self.placement = Placement.V if is_v else Placement.LOOP
+        self.is_simulated = is_v
+        self.splits_backward = is_v or word == "zero-bubble"
+        self.groups_microbatches = word in ("interleaved", "zero-bubble")
+        self.takes_chunks = self.groups_microbatches or is_v
+        self.needs_chunks = word == "interleaved" or is_v
+        self.num_chunks = 2 if is_v else None
+        self.microbatches_per_rank = 2 if word == "dualpipev" else 0
 
     def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
         """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
         if self.groups_microbatches:
             return num_microbatches % num_ranks == 0
-        least = 2 * num_ranks if self is PipelineSchedule.DUALPIPEV else 1
-        return num_microbatches >= least
-
-    @property
-    def takes_chunks(self) -> bool:
-        """A rank may hold several virtual stages."""
-        return self.groups_microbatches or self.placement is Placement.V
-
-    @property
-    def needs_chunks(self) -> bool:
-        """A rank must hold several virtual stages."""
-        return self is PipelineSchedule.INTERLEAVED or self.placement is Placement.V
-
-    @property
-    def num_chunks(self) -> int | None:
-        """Virtual stages of a rank, if the schedule exists for one number only."""
-        return 2 if self.placement is Placement.V else None
+        return num_microbatches >= max(1, self.microbatches_per_rank * num_ranks)
 
 
 class AttentionKernel(StrEnum):

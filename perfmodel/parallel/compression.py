@@ -95,8 +95,6 @@ def read_compression(value: object, name: str = "gradient_compression") -> str:
 
 def check_compression(compression: Compression, *, zero: int, has_experts: bool, has_rules: bool = True) -> None:
     """Raise InputError if gradients are not replicated, or if no hook compresses them as it is priced."""
-    if compression == NO_COMPRESSION:
-        return
     word = str(compression)
     if zero:
         rule = f"compresses gradients that replicas all-reduce, and zero={zero} reduce-scatters them to shards"

@@ -17,8 +17,7 @@ from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.layout import DEFAULT_ORDER, Placement
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -118,7 +117,7 @@ def not_modules_reason(plan: Plan) -> str:
         return reason
     if plan.job.routing.counts is not None:
         return f"routing={plan.job.routing}: a run takes tokens as they come; audit the plan, or use routing=balanced"
-    if not plan.job.routing.is_balanced:
+    if plan.job.routing.load != 1.0:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
         return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class LayoutGrid:
 
     def group_inside(self, axes: Collection[str]) -> list[Column]:
         """Return the members of the group inside one domain of each tier: the product over its axes of the members inside."""
-        return [_product(tier, axes, self.degree["pp"]) for tier in self.inside]
+        return list(map(_product, self.inside, repeat(axes), repeat(self.degree["pp"])))
 
 
 def _product(sizes: Mapping[str, Column], axes: Collection[str], like: Column) -> Column:
@@ -86,9 +87,8 @@ def make_grid(
     fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
     fine_stride["tp_q"] = stride["tp"]
     fine_stride["tp_kv"] = stride["tp"] * tp_q
-    folded = [pair for pair in folding if pair is not None]
-    if folded:
-        ep, etp = np.array(folded, dtype=np.float64).T
+    if any(folding):
+        ep, etp = np.array([*filter(None, folding)], dtype=np.float64).T
         _fold(fine, fine_stride, ep, etp)
     inside: list[Mapping[str, Column]] = []
     hop: list[Column] = []

@@ -1,10 +1,13 @@
-"""Degrees of parallelism, their order on the network, and the layers of pipeline stages."""
+"""Degrees of parallelism, their order on the network, the layers of pipeline stages, and the rank of each stage."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.session import session_cache
 
 #: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with torchtitan's two data axes.
 DEFAULT_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -51,12 +54,19 @@ class ParallelLayout:
 
 
 def check_order(order: object) -> tuple[str, ...]:
-    if not isinstance(order, (list, tuple)) or not all(isinstance(axis, str) for axis in order):
+    if not isinstance(order, (list, tuple)) or set(map(type, order)) != {str}:
         raise bad_field("order", shown(order), "must be the names of the axes, innermost first", f"write {'-'.join(DEFAULT_ORDER)}")
     order = tuple(order)
     if sorted(order) != sorted(DEFAULT_ORDER):
         raise InputError(f"order={'-'.join(order)}: must name each of {', '.join(DEFAULT_ORDER)} once, innermost first")
     return order
+
+
+@session_cache(maxsize=65536)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors in rising order; the time grows with the square root of the number."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 #: The first stage may hold the embedding alone, the last one the head (Llama 3's pipelines; Megatron counts both as layers).
@@ -90,3 +100,36 @@ def shorter_ends_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ..
         return even_stage_layers(num_layers, num_stages)
     first, *inner, last = even_stage_layers(num_layers + 2, num_stages)
     return (first - 1, *inner, last - 1)
+
+
+# --- placement of virtual stages ----------------------------------------------------------------------------------------
+
+
+class Placement(StrEnum):
+    """Ranks of the virtual stages k, in model order.
+
+    loop   k % p
+    v      0 to p - 1, then p - 1 to 0: the last virtual stage is on the first rank (Qi et al. 2024, arXiv 2405.15362)
+    """
+
+    LOOP = "loop"
+    V = "v"
+
+
+def stages_of_rank(rank: int, num_ranks: int, num_stages: int, placement: Placement) -> tuple[int, ...]:
+    """Return the virtual stages of a pipeline rank, in model order."""
+    if placement is Placement.LOOP:
+        return tuple(range(rank, num_stages, num_ranks))
+    turns = (rank, num_ranks - 1 - rank)
+    return tuple(chunk * num_ranks + turns[chunk % 2] for chunk in range(num_stages // num_ranks))
+
+
+def stages_of_ranks(num_ranks: int, num_stages: int, placement: Placement) -> list[tuple[int, ...]]:
+    """Return the virtual stages of each pipeline rank."""
+    return [stages_of_rank(rank, num_ranks, num_stages, placement) for rank in range(num_ranks)]
+
+
+def rank_of_stage(stage: int, num_ranks: int, placement: Placement) -> int:
+    """Return the pipeline rank of a virtual stage."""
+    chunk, rank = divmod(stage, num_ranks)
+    return num_ranks - 1 - rank if placement is Placement.V and chunk % 2 else rank

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perfmodel.parallel.placement import Placement, stages_of_ranks
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 
 #: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights. A paired backward pass is a whole one
 #: that runs as one action with the forward pass before it: what both send leaves at its end.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
@@ -20,10 +18,9 @@ from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher,
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order
+from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout, check_order, divisors, stages_of_rank
 from perfmodel.parallel.model_fields import model_to_dict
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.placement import stages_of_rank
 from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.config import TransformerConfig
@@ -72,7 +69,55 @@ class Plan:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
 
     def __post_init__(self) -> None:
-        check_plan(self)
+        layout, job = self.layout, self.job
+        check_order(self.order)
+        if (compression := self.compression) != NO_COMPRESSION:
+            check_compression(compression, zero=self.zero, has_experts=self.has_experts, has_rules=self.assignment is None)
+        if self.assignment is not None:
+            _check_assigned(self, self.assignment)
+            return
+        model = job.transformer
+        if layout.num_chips != self.num_chips:
+            raise InputError(
+                f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={self.num_chips}; change a degree or --chips"
+            )
+        for field in ("micro_batch", "virtual_stages"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field}={getattr(self, field)}: must be at least 1; use 1")
+        _check_degrees(self)
+        per_step = layout.data_parallel * self.micro_batch
+        if job.global_batch % per_step and job.global_batch % layout.data_parallel == 0:
+            share = job.global_batch // layout.data_parallel
+            rule = f"must divide the {share} sequences of each data-parallel rank"
+            raise bad_field("micro_batch", self.micro_batch, rule, f"use {_choices(share)}")
+        if job.global_batch % per_step:
+            raise InputError(
+                f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
+                f"use a global batch that is a multiple of {per_step}, or smaller degrees"
+            )
+        stages = layout.pp * self.virtual_stages
+        if len(self.stage_layers) != stages:
+            raise InputError(
+                f"stage_layers has {len(self.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages"
+            )
+        if sum(self.stage_layers) != model.num_hidden_layers or min(self.stage_layers) < 0:
+            raise InputError(
+                f"stage_layers={list(self.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
+                "leave it out for even stages"
+            )
+        _check_schedule(self)
+        # fully_shard on one chip stores float32 weights and casts them layer by layer
+        if self.zero not in (ZeroStage.NONE, ZeroStage.PARAMETERS) and layout.dp_shard * layout.cp == 1:
+            raise InputError(f"zero={int(self.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
+        if self.zero is ZeroStage.NONE and layout.dp_shard > 1:
+            raise InputError(
+                f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3"
+            )
+        if job.seq_len > model.positions.max_position_embeddings and model.positions.position == "learned":
+            raise InputError(
+                f"seq_len={job.seq_len}: {model.name} has learned positions for {model.positions.max_position_embeddings} tokens only; "
+                "use a shorter sequence"
+            )
 
     @property
     def rules(self) -> RuleSet:
@@ -99,7 +144,8 @@ class Plan:
     @property
     def compression(self) -> Compression:
         """The stated compression of gradients."""
-        return compression_of(self.framework.settings.get("gradient_compression", NO_COMPRESSION))
+        word = self.framework.settings.get("gradient_compression")
+        return NO_COMPRESSION if word is None else compression_of(word)
 
     @property
     def folding(self) -> tuple[int, int] | None:
@@ -236,68 +282,11 @@ def rank_at(plan: Plan, indices: Mapping[str, int]) -> int:
     return sum(indices.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
 
 
-@session_cache(maxsize=65536)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors in rising order; the time grows with the square root of the number."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return (*small, *(number // d for d in reversed(small) if d * d != number))
-
-
 def _choices(number: int) -> str:
     values = [str(d) for d in divisors(number)]
     if len(values) > 12:
         values = [*values[:8], "...", values[-1]]
     return ", ".join(values[:-1]) + (" or " if len(values) > 1 else "") + values[-1]
-
-
-def check_plan(plan: Plan) -> None:
-    """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
-    layout, job = plan.layout, plan.job
-    check_order(plan.order)
-    check_compression(plan.compression, zero=plan.zero, has_experts=plan.has_experts, has_rules=plan.assignment is None)
-    if plan.assignment is not None:
-        _check_assigned(plan, plan.assignment)
-        return
-    model = job.transformer
-    if layout.num_chips != plan.num_chips:
-        raise InputError(
-            f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={plan.num_chips}; change a degree or --chips"
-        )
-    for field in ("micro_batch", "virtual_stages"):
-        if getattr(plan, field) < 1:
-            raise InputError(f"{field}={getattr(plan, field)}: must be at least 1; use 1")
-    _check_degrees(plan)
-    per_step = layout.data_parallel * plan.micro_batch
-    if job.global_batch % per_step and job.global_batch % layout.data_parallel == 0:
-        share = job.global_batch // layout.data_parallel
-        rule = f"must divide the {share} sequences of each data-parallel rank"
-        raise bad_field("micro_batch", plan.micro_batch, rule, f"use {_choices(share)}")
-    if job.global_batch % per_step:
-        raise InputError(
-            f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
-            f"use a global batch that is a multiple of {per_step}, or smaller degrees"
-        )
-    stages = layout.pp * plan.virtual_stages
-    if len(plan.stage_layers) != stages:
-        raise InputError(
-            f"stage_layers has {len(plan.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages"
-        )
-    if sum(plan.stage_layers) != model.num_hidden_layers or min(plan.stage_layers) < 0:
-        raise InputError(
-            f"stage_layers={list(plan.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
-            "leave it out for even stages"
-        )
-    _check_schedule(plan)
-    # fully_shard on one chip stores float32 weights and casts them layer by layer
-    if plan.zero not in (ZeroStage.NONE, ZeroStage.PARAMETERS) and layout.dp_shard * layout.cp == 1:
-        raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
-    if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
-        raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
-    if job.seq_len > model.positions.max_position_embeddings and model.positions.position == "learned":
-        raise InputError(
-            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.positions.max_position_embeddings} tokens only; "
-            "use a shorter sequence"
-        )
 
 
 def _check_schedule(plan: Plan) -> None:
@@ -328,7 +317,7 @@ def _check_schedule(plan: Plan) -> None:
         wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
         rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
         raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
-    if not schedule.admits(plan.num_microbatches, pp):
+    if plan.num_microbatches < schedule.microbatches_per_rank * pp:
         rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
         raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 
@@ -412,7 +401,7 @@ def _check_degrees(plan: Plan) -> None:
     if plan.has_experts:
         _check_experts(plan)
     else:
-        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
+        check_expert_knobs({"ep": plan.ep, "etp": plan.etp, "dispatcher": plan.dispatcher}, plan.job)
     condition = broken(rules, model, seq_len, **degrees)
     if condition is None:
         return
@@ -477,10 +466,31 @@ def make_plan(
     Degrees that are left out are 1. Remaining chips go to dp_replicate, or to dp_shard if a ZeRO stage is given. dp_shard without a ZeRO
     stage means stage 3 (FSDP). The default rules are Megatron's, with sequence parallelism if tp > 1, unless the switch is given.
     """
-    num_chips = read_integer(num_chips, "chips")
-    cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
-    calibration = text_of(calibration, "calibration", "its name, or nothing")
-    chosen = knobs.planned()
+    return plan_of_knobs(
+        job,
+        knobs.planned(),
+        cluster=text_of(cluster, "cluster", "its name"),
+        num_chips=read_integer(num_chips, "chips"),
+        recompute_operators=_names(recompute_operators, "recompute_operators"),
+        stage_layers=stage_layers,
+        profile=text_of(profile, "profile", "its name"),
+        calibration=text_of(calibration, "calibration", "its name, or nothing"),
+    )
+
+
+def plan_of_knobs(
+    job: TrainingJob,
+    knobs: Mapping[str, Any],
+    *,
+    cluster: str,
+    num_chips: int,
+    profile: str,
+    calibration: str,
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    stage_layers: tuple[int, ...] | None = None,
+) -> Plan:
+    """Return the plan of checked knobs (`Knobs.planned`), as `make_plan`."""
+    chosen = dict(knobs)
     pp, cp, tp = chosen.get("pp", 1), chosen.get("cp", 1), chosen.get("tp", 1)
     dp_replicate, dp_shard, zero = chosen.get("dp_replicate"), chosen.get("dp_shard"), chosen.get("zero")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
@@ -515,9 +525,8 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    operators = _names(chosen.get("recompute_operators", recompute_operators), "recompute_operators")
-    without = missing_module(operators, job.transformer)
-    if without:
+    operators = chosen.get("recompute_operators", recompute_operators)
+    if operators != DEFAULT_RECOMPUTE_OPERATORS and (without := missing_module(operators, job.transformer)):
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if chosen.get("virtual_stages", 1) > 1:
         chosen = {"schedule": "interleaved"} | chosen
@@ -532,6 +541,9 @@ def make_plan(
         stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1), schedule.placement)
     if chosen.get("etp") is None:
         chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.parts.experts is not None else 1
+    as_given: dict[str, Any] = {}
+    for name, knob in _AS_GIVEN.items():
+        as_given[name] = _chosen(knob.choices, name, chosen.get(name, knob.in_files))
     return Plan(
         job=job,
         cluster=cluster,
@@ -543,7 +555,7 @@ def make_plan(
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,
-        **{name: _chosen(knob.choices, name, chosen.get(name, knob.in_files)) for name, knob in _AS_GIVEN.items()},
+        **as_given,
     )
 
 

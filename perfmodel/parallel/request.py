@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_headroom import DEFAULT_RISK
-from perfmodel.foundation.words import Read, Words, given_words, is_list, part, reader, size, word, words_of
+from perfmodel.foundation.values import several_numbers, share
+from perfmodel.foundation.words import Read, Words, given_words, part, reader, size, word, words_of
 from perfmodel.parallel.knobs import ServingKnobs
 
 
@@ -34,7 +35,7 @@ def _capacity(value: object, name: str) -> Any:
 _several = partial(word, several=True)
 
 
-_sizes = partial(size, several=True, split=reader("foundation.values", "several_numbers"))
+_sizes = partial(size, several=True, split=several_numbers)
 _A_MODEL = "a name from `perfmodel models` or the path of a config.json"
 _A_CLUSTER = "a name from `perfmodel clusters` or the path of a cluster file"
 _calibration = partial(
@@ -122,28 +123,6 @@ class Request:
         metavar="SHARE", takes="float | str",
     )  # fmt: skip
 
-    def stated(self) -> dict[str, Any]:
-        """Return the stated settings."""
-        from perfmodel.parallel.choices import OFFLOADS, read_context_form, read_offloads
-        from perfmodel.parallel.compression import read_compression
-        from perfmodel.parallel.framework_ref import read_settings
-
-        settings: dict[str, Any] = read_settings(self.settings)
-        if self.cp_form is None and self.offload is None and self.gradient_compression is None:
-            return settings
-        if self.cp_form is not None:
-            settings |= {"cp_form": read_context_form(self.cp_form, "cp_form")}
-        if self.offload is not None:
-            settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
-        if self.gradient_compression is not None:
-            settings["gradient_compression"] = read_compression(self.gradient_compression)
-        return read_settings(settings)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether any of the words was given as a list, even of one value."""
-        return any(is_list(getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several)
-
     def described(self) -> dict[str, Any]:
         """Return the given values as plain data, without those that were left out."""
         values: dict[str, Any] = {}
@@ -161,7 +140,7 @@ class Request:
 
 # --- Services --------------------------------------------------------------------------------------------------------
 
-_lengths, _share = reader("workload.serving", "lengths_of"), reader("foundation.values", "share")
+_lengths, _share = reader("workload.serving", "lengths_of"), share
 
 
 def _positive(unit: str, below: float, *, before: str = "", after: str = "") -> Read:

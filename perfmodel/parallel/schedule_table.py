@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
-from perfmodel.parallel.placement import Placement, stages_of_ranks
 
 #: One action of a rank: kind of pass, virtual stage in model order, micro-batch.
 Action = tuple[str, int, int]
@@ -34,11 +34,16 @@ _HOW = "write 0F0 (forward of micro-batch 0 on stage 0), 0B0 (backward), 0I0 and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTable:
-    """A pipeline schedule from a file, for one number of ranks and of micro-batches. It has the properties of `PipelineSchedule`.
+    """A pipeline schedule from a file, for one number of ranks and of micro-batches. It has the fields of `PipelineSchedule`.
 
     name    name for output: that of the file
     lines   actions of each rank in torch's notation, separated by commas
     """
+
+    listed_as: ClassVar[str] = FILE
+    is_simulated: ClassVar[bool] = True
+    groups_microbatches: ClassVar[bool] = False
+    microbatches_per_rank: ClassVar[int] = 0
 
     name: str
     lines: tuple[str, ...]
@@ -54,21 +59,6 @@ class ScheduleTable:
     @property
     def num_ranks(self) -> int:
         return len(self.orders)
-
-    @property
-    def listed_as(self) -> str:
-        """Its name in plan files and in the lists of frameworks."""
-        return FILE
-
-    @property
-    def is_simulated(self) -> bool:
-        """The time of a step is that of its simulated orders."""
-        return True
-
-    @property
-    def groups_microbatches(self) -> bool:
-        """The number of micro-batches must be a multiple of the number of ranks: the file states one number."""
-        return False
 
     @property
     def takes_chunks(self) -> bool:

@@ -12,8 +12,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import AttentionKernel
-from perfmodel.parallel.layout import even_stage_layers
-from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
+from perfmodel.parallel.layout import Placement, even_stage_layers, rank_of_stage, stages_of_ranks
 from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator
@@ -212,7 +211,7 @@ def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column])
         return (1.0,) * len(held)
     first, *between, last = stage_layers_by_cost(model, num_stages)
     by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
-    return tuple(
-        np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()]
-        for count, layers in zip(by_cost, held, strict=True)
-    )
+    ratios: list[Column] = []
+    for count, layers in zip(by_cost, held, strict=True):
+        ratios.append(np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()])
+    return tuple(ratios)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfmodel.parallel.choices import Recompute
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.layout import divisors
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.published_layouts import PublishedDegrees, published_degrees
 from perfmodel.planner.result import Baseline

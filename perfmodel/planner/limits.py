@@ -19,10 +19,11 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.foundation.units import format_bytes
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.hardware.cluster_text import chips_text, in_proportion
 from perfmodel.parallel.choices import AttentionKernel
-from perfmodel.parallel.plan import Plan, divisors
+from perfmodel.parallel.layout import divisors
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.mixed import MixedPlans
 from perfmodel.planner.search import search

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from perfmodel.cost.serving.times import expected_tokens
 from perfmodel.parallel.algebra.degrees import admits, broken, unused_axis
-from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
-from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS, divisors
 from perfmodel.planner.result import RankedPlan, ServingObjective
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import TrainingJob

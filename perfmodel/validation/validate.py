@@ -22,7 +22,7 @@ from perfmodel.foundation.memory_headroom import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.engine import Engine, load_engine
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.prediction import Prediction

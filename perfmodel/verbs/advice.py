@@ -24,7 +24,7 @@ from perfmodel.verbs.configs import Start, overridden_plan, start_from
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
-from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan
+from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan, stated_settings
 
 #: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
@@ -58,7 +58,7 @@ def advise_on(
     memory = {"memory_headroom": optional_share(asked.memory_headroom, "memory_headroom"), "risk": read_risk(asked.risk)}
     rule: dict[str, Any] = {**memory, "any_framework": any_framework}
     plan = overridden_plan(start.plan, asked, spelled=spelled)
-    setting = setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration)
+    setting = setting_of_plan(plan, profile=asked.profile, settings=stated_settings(asked), calibration=asked.calibration)
     table = start.setup.table if start.setup is not None else None
     if table is None:  # the last and most general one of the plan's profile
         profile = framework_named(setting.estimator.profile.name)

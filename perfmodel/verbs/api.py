@@ -27,7 +27,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.confidence import trust_in_plan
 from perfmodel.verbs.configs import start_from
-from perfmodel.verbs.requests import make_requests, predict_requests, read_risk, setting_of_request
+from perfmodel.verbs.requests import has_lists, make_requests, predict_requests, read_risk, setting_of_request
 from perfmodel.verbs.searching import ALSO, check_frameworks, remedies_in, search_in
 from perfmodel.verbs.setting import (
     Name,
@@ -79,10 +79,10 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinati
         from perfmodel.verbs.networks import predict_requested
 
         predictions = predict_requested(given_plan, asked, **knobs[0].given())
-        return Predictions(predictions=predictions, not_predicted=()) if asked.is_list else predictions[0]
+        return Predictions(predictions=predictions, not_predicted=()) if has_lists(asked) else predictions[0]
     requests = make_requests(asked, of_plan=given_plan is not None)
     answers, failures = predict_requests(requests, knobs, plan=given_plan)
-    if len(requests) * len(knobs) == 1 and not (asked.is_list or knobs.is_list):
+    if len(requests) * len(knobs) == 1 and not (has_lists(asked) or knobs.is_list):
         return answers[0].prediction
     return Predictions(predictions=tuple(answer.prediction for answer in answers), not_predicted=tuple(failures))
 
@@ -160,7 +160,7 @@ def find_plans(
             progress=progress,
         )
         results.append(result)
-    return tuple(results) if asked.is_list or len(results) > 1 else results[0]
+    return tuple(results) if has_lists(asked) or len(results) > 1 else results[0]
 
 
 def explain_plan(
@@ -333,7 +333,8 @@ def calibrate_machine(
 
 def check_calibration_place(save: Name | None) -> None:
     """Raise InputError if the calibration could not be saved, before anything is measured."""
-    from perfmodel.foundation.resources import check_can_be_made, check_can_be_written, user_calibrations_dir
+    from perfmodel.foundation.resources import check_can_be_made, check_can_be_written
+    from perfmodel.hardware.reader import user_calibrations_dir
 
     if save is None:
         check_can_be_made(user_calibrations_dir())
@@ -411,7 +412,7 @@ def validate_cases(
 
 def user_calibration_path(calibration: Calibration) -> Path:
     """Return the file of the user's calibration of that name: one for each chip, replaced by the next."""
-    from perfmodel.foundation.resources import user_calibrations_dir
+    from perfmodel.hardware.reader import user_calibrations_dir
 
     return user_calibrations_dir() / f"{calibration.name}.yaml"
 

@@ -18,7 +18,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import absent_fields, make_requests, names_in, needs_chips, predict_requests, setting_of_request
-from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
+from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan, stated_settings
 from perfmodel.workload.models import is_model, load_model
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
     """Return the plan with the job, cluster, framework, settings and calibration of the request in place of its own."""
     if all(getattr(asked, name) in (None, []) for name in (*_ASKED, "cluster")):
-        if not (asked.profile or asked.stated() or asked.calibration):
+        if not (asked.profile or stated_settings(asked) or asked.calibration):
             return plan
-        return placed(plan, setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration))
+        return placed(plan, setting_of_plan(plan, profile=asked.profile, settings=stated_settings(asked), calibration=asked.calibration))
     answers, _ = predict_requests(make_requests(asked, of_plan=True, spelled=spelled)[:1], (Knobs(),), plan=plan)
     return answers[0].prediction.plan
 
@@ -125,7 +125,7 @@ def job_words(plan: Plan, asked: Request) -> Request:
     job_fields = plan_facts(plan) | {"model": plan.job.model}
     names = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile")
     completed = replace(asked, **{name: job_fields[name] for name in names if getattr(asked, name) in (None, [], "")})
-    return replace(completed, settings={**plan.framework.settings, **asked.stated()})
+    return replace(completed, settings={**plan.framework.settings, **stated_settings(asked)})
 
 
 def served_from(path: Name, service: Service, *, is_searched: bool = False) -> tuple[Service, ConfigSetup | None]:

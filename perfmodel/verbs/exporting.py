@@ -20,6 +20,7 @@ from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.engine_launch import LaunchLine, family_of, launch_lines
 from perfmodel.frameworks.profile import GENERIC, load_profile
+from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request, Service
@@ -41,7 +42,7 @@ def runs_in(setting: Setting, plan: Plan) -> tuple[str, ...] | None:
         return None
     facts, names = facts_of_plan(plan, setting.cluster), []
     for name, table in load_tables().items():
-        if not table.outputs or load_profile(table.profile).not_runnable_reason(plan):
+        if not table.outputs or not_runnable_reason(plan, load_profile(table.profile)):
             continue
         try:
             names_of(table.framework, table.let, table.cannot, {**facts, "framework": table.framework, "profile": table.profile})

@@ -24,7 +24,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
 from perfmodel.verbs.requests import needs_chips, read_risk
 from perfmodel.verbs.settable import small_loss
-from perfmodel.verbs.setting import Setting, annotated, find_cluster, make_job, make_setting
+from perfmodel.verbs.setting import Setting, annotated, find_cluster, make_job, make_setting, stated_settings
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -104,7 +104,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     if positions.position == "learned" and job.seq_len > positions.max_position_embeddings:
         rule = f"{job.model.name} has learned positions for {positions.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
-    assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
+    assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": stated_settings(asked)}
     if not needs_chips(asked.cluster) and (stated := find_cluster(asked.cluster, None)[1]).pools:
         chips = stated.num_chips if chips is None else chips
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)

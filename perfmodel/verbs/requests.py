@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_headroom import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, read_integer, several, share
-from perfmodel.foundation.words import check_none_missing, combinations, missing_words, words_of
+from perfmodel.foundation.words import check_none_missing, combinations, is_list, missing_words, words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -25,14 +26,14 @@ from perfmodel.verbs.setting import (
     Setting,
     default_recompute,
     find_cluster,
-    make_job,
     make_setting,
     plan_in,
     predict_in_columns,
     setting_of_plan,
+    stated_settings,
 )
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -43,7 +44,8 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     of_plan   missing fields are supplied by a plan
     spelled   spelling of a field in the caller's interface: the command line's flags
     """
-    headroom, risk = optional_share(given.memory_headroom, "memory_headroom"), read_risk(given.risk)
+    headroom = None if given.memory_headroom is None else optional_share(given.memory_headroom, "memory_headroom")
+    risk = None if given.risk is None else read_risk(given.risk)
     if risk is not None and headroom is not None:
         rule = f"cannot be given with {spelled('memory_headroom')}, which it replaces"
         raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
@@ -53,24 +55,32 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
             raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
     asked: dict[str, list[Any]] = {}
     for name, word in words_of(Request).items():
-        if word.several:
-            value = getattr(given, name)
-            asked[name] = [word.read(one, name) for one in word.values(value, name)] if word.read else names_in(value)
+        value = getattr(given, name)
+        if not word.several:
+            continue
+        if value is None or word.read is None:
+            asked[name] = [] if value is None else names_in(value)
+            continue
+        asked[name] = list(map(word.read, word.values(value, name), repeat(name)))
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
     if not (of_plan or (asked["model"] and asked["cluster"] and asked["chips"] and asked["global_batch"] and asked["seq_len"])):
         others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
         check_none_missing({name: meaning.format(**others) for name, meaning in absent_fields(asked).items()}, spelled=spelled)
-    for name in asked["cluster"]:
-        check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
-    for name in asked["model"]:
-        check_name(name, "model", TransformerConfig, "see `perfmodel models`")
-    given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
+    given = replace(given, memory_headroom=headroom, risk=risk, settings=stated_settings(given))
     for name, values in asked.items():
         asked[name] = (_once(values) if len(values) > 1 else values) or [None]
     requests = [replace(given, **chosen) for chosen in combinations(asked)]
     return requests if of_plan or len(requests) == 1 else with_one_framework(requests)
+
+
+_SEVERAL = attrgetter(*(name for name, word in words_of(Request).items() if word.several))
+
+
+def has_lists(asked: Request) -> bool:
+    """Return whether any of the words was given as a list, even of one value."""
+    return any(map(is_list, _SEVERAL(asked)))
 
 
 def with_one_framework(requests: list[Request]) -> list[Request]:
@@ -200,8 +210,8 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     for indices in groups.values():
         for begin in range(0, len(indices), _MOST_COLUMNS):
             columns = indices[begin : begin + _MOST_COLUMNS]
-            outcomes |= zip(columns, _answers([placed[index] for index in columns], plan), strict=True)
-    return [outcomes[index] for index in range(len(cases))]
+            outcomes |= zip(columns, _answers([*map(placed.__getitem__, columns)], plan), strict=True)
+    return [*map(outcomes.__getitem__, range(len(cases)))]
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
@@ -256,8 +266,9 @@ def _answers(columns: Sequence[_Placed], plan: Plan | None) -> list[Answer | Inp
     """Return the predictions of plans that are columns of one evaluation, or the errors."""
     asked = columns[0].request
     try:
-        placed = [(case.setting, case.plan) for case in columns]
-        predictions = predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk)
+        predictions = predict_in_columns(
+            [*map(attrgetter("setting", "plan"), columns)], memory_headroom=asked.memory_headroom, risk=asked.risk
+        )
     except InputError as error:
         return [error] if len(columns) == 1 else [answer for case in columns for answer in _answers([case], plan)]
     answers: list[Answer | InputError] = []
@@ -302,6 +313,7 @@ def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...]
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:
     """Return the setting of a request; fields that it lacks are the plan's."""
     from perfmodel.hardware.reader import load_cluster
+    from perfmodel.workload.models import load_model
 
     chips = request.chips
     if request.nodes is not None:
@@ -315,8 +327,11 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
     plan_routing = plan_job.routing if plan_job else BALANCED
     routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
-    job = make_job(
-        model,
+    if not isinstance(model, TransformerConfig):
+        check_name(model, "model", TransformerConfig, "see `perfmodel models`")
+        model = load_model(model)
+    job = TrainingJob(
+        model=model,
         global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
         seq_len=seq_len,  # type: ignore[arg-type]
         precision=request.precision or (plan_job.precision if plan_job else Precision.BF16_MIXED),

@@ -13,6 +13,7 @@ from perfmodel.foundation.memory_headroom import check_headroom
 from perfmodel.foundation.values import check_progress, choice_of, read_integer, several, share, text_of
 from perfmodel.foundation.words import Words, read_words, takes, words_of
 from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.parallel.algebra.rules import check_agrees
 from perfmodel.parallel.compression import NO_COMPRESSION, check_compression, compression_of
@@ -157,8 +158,8 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
     compression = compression_of(profile.communication.gradient_compression)
-    check_compression(compression, zero=int(fixed.get("zero", 0)), has_experts=setting.job.transformer.parts.experts is not None)
     if compression != NO_COMPRESSION:
+        check_compression(compression, zero=int(fixed.get("zero", 0)), has_experts=setting.job.transformer.parts.experts is not None)
         reason = "" if any_framework else profile.runs.no_compression_reason(compression, framework_named(profile.name))
         if reason:
             raise InputError(f"{reason}; leave it out, name another --framework, or add --any-framework")
@@ -207,7 +208,7 @@ def _why_empty(setting: Setting, knobs: Knobs, result: TrainingSearch, *, any_fr
     from perfmodel.planner.reasons import NOT_RUN
 
     profile = setting.estimator.profile
-    reason = "" if any_framework else profile.not_runnable_reason(plan)
+    reason = "" if any_framework else not_runnable_reason(plan, profile)
     if reason:
         return f"{reason}; free that knob, name another --framework, or add --any-framework"
     if NOT_RUN in result.left_out:

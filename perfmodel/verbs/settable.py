@@ -10,10 +10,7 @@ from perfmodel.parallel.framework_ref import FrameworkRef
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine
     from perfmodel.frameworks.profile import ExecutionProfile
-    from perfmodel.parallel.prediction import Prediction
-
-_MOSTLY = 0.5
-"""Share of attention in the FLOP of a step from which its kernel is noted."""
+    from perfmodel.parallel.plan import Plan
 
 
 def small_loss(profile: ExecutionProfile) -> str:
@@ -25,14 +22,6 @@ def small_loss(profile: ExecutionProfile) -> str:
     if FrameworkRef.parse(profile.name).settings.get("loss", WHOLE_LOSS) != WHOLE_LOSS or profile.kernels.loss_form in forms:
         return ""
     return settable(profile, "loss", forms, unknown=CHUNKED_LOSS)
-
-
-def default_loss(profile: ExecutionProfile) -> str:
-    """Return the framework's default form of the loss if it keeps few logits; empty otherwise, and if a form is stated."""
-    ref = FrameworkRef.parse(profile.name)
-    return (
-        "" if "loss" in ref.settings or profile.kernels.loss_form == WHOLE_LOSS or "loss" in profile.unknown else profile.kernels.loss_form
-    )
 
 
 def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, unknown: str = "") -> str:
@@ -63,15 +52,11 @@ def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
     return settable(profile, "attention_kernel", faster, unknown=faster[0] if faster else "")
 
 
-def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: Machine) -> str:
-    """Return a note on a faster attention kernel if attention is most of the FLOP; else empty.
-
-    The share of attention follows from the two conventions of MFU: PaLM's counts the full square of scores, the causal one half of it.
-    """
-    share = (prediction.mfu_palm - prediction.mfu_causal) / prediction.mfu_causal if prediction.mfu_causal else 0.0
-    if share < _MOSTLY or prediction.plan.attention != "flash":
+def attention_note(plan: Plan, profile: ExecutionProfile, machine: Machine) -> str:
+    """Return a note on a faster attention kernel for a plan of which attention is most of the FLOP; empty if there is none."""
+    if plan.attention != "flash":
         return ""
-    kernel = "" if "attention_kernel" in prediction.plan.framework.settings else faster_attention(profile, machine)
+    kernel = "" if "attention_kernel" in plan.framework.settings else faster_attention(profile, machine)
     if not kernel:
         return ""
     kernel_now = profile.kernels.attention_kernel

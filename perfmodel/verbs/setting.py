@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY, Verdict, check_headroom
+from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY, Verdict
 from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, read_integer
 from perfmodel.frameworks.releases import unlike_recipe
@@ -18,13 +18,23 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
-from perfmodel.parallel.choices import AttentionKernel, Recompute, rules_of_form
-from perfmodel.parallel.compression import compression_note
+from perfmodel.parallel.choices import (
+    OFFLOADS,
+    ULYSSES,
+    WHOLE_LOSS,
+    AttentionKernel,
+    Recompute,
+    read_context_form,
+    read_offloads,
+    rules_of_form,
+)
+from perfmodel.parallel.compression import NO_COMPRESSION, compression_note, read_compression
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, check_expert_knobs, make_plan
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, plan_of_knobs
 from perfmodel.parallel.prediction import LOSS_MOMENT
-from perfmodel.verbs.settable import attention_note, default_loss, small_loss
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.settable import attention_note, small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -41,6 +51,9 @@ if TYPE_CHECKING:
     from perfmodel.workload.graph import Graph
 
 Name: TypeAlias = str | Path
+
+_MOSTLY_ATTENTION = 0.5
+"""Share of attention in the FLOP of a step from which its kernel is noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +122,8 @@ def make_setting(
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
-    network_at = network_at or _network_at(job.model)
+    if network_at is None and isinstance(job.model, NetworkModel):
+        network_at = _network_at(job.model)
     reference, found_cluster = find_cluster(cluster, chips)
     chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
     sentences = [*notes]
@@ -156,10 +170,8 @@ def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
     return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 
 
-def _network_at(model: TransformerConfig | NetworkModel) -> Callable[[int], Graph] | None:
-    """Return the graph at each batch of a built-in network; None for a decoder."""
-    if not isinstance(model, NetworkModel):
-        return None
+def _network_at(model: NetworkModel) -> Callable[[int], Graph]:
+    """Return the graph at each batch of a built-in network."""
     if model.is_imported:
         raise own_code(model)
     from perfmodel.workload.networks import load_network
@@ -193,7 +205,7 @@ def constants_of(
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
         if value is not None:
             check_name(value, field, kind, f"see `perfmodel {field}s`")
-    given = read_settings(settings)
+    given = read_settings(settings) if settings else {}
     if profile is None or isinstance(profile, Name):
         name = str(profile or default_profile(cluster.chip))
         profile = load_profile(stated(name, given) if given else name)
@@ -209,11 +221,8 @@ def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str,
     chips = None if chips is None else read_integer(chips, "chips")
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
-    if is_mixed(str(cluster)):
-        found_cluster = load_cluster(str(cluster), num_chips=chips)
-        return found_cluster.name, found_cluster
-    is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
-    if chips is None and not is_file and str(cluster) != LOCALHOST:
+    is_file = is_path(cluster) and not is_mixed(str(cluster)) and chip_cluster(str(cluster)) is None
+    if chips is None and not is_file and str(cluster) != LOCALHOST and not is_mixed(str(cluster)):
         raise InputError("chips: is missing; say how many chips the job runs on, for example 64")
     found_cluster = load_cluster(cluster, num_chips=chips)
     return file_reference(cluster) if is_file else found_cluster.name, found_cluster
@@ -225,6 +234,20 @@ def file_reference(name: Name) -> str:
         return str(Path(name).resolve()) if is_path(name) else str(name)
     except (OSError, RuntimeError, ValueError):  # no working folder, circular links, a null byte: the reader reports the fault
         return str(name)
+
+
+def stated_settings(asked: Request) -> dict[str, Any]:
+    """Return the settings that a request states, by the word of settings and by words of their own."""
+    settings: dict[str, Any] = {} if asked.settings is None else read_settings(asked.settings)
+    if asked.cp_form is None and asked.offload is None and asked.gradient_compression is None:
+        return settings
+    if asked.cp_form is not None:
+        settings |= {"cp_form": read_context_form(asked.cp_form, "cp_form")}
+    if asked.offload is not None:
+        settings |= {OFFLOADS[name]: True for name in read_offloads(asked.offload)}
+    if asked.gradient_compression is not None:
+        settings["gradient_compression"] = read_compression(asked.gradient_compression)
+    return read_settings(settings)
 
 
 def make_job(
@@ -258,23 +281,23 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     The default ZeRO stage is 0 under every profile, because a table over profiles compares one plan. Recomputation is the documented
     default of the trainer.
     """
-    given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
+    estimator = setting.estimator
+    given = {"attention": estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
     if default := default_recompute(setting, knobs):
         given["recompute"] = default
-    check_expert_knobs(given, setting.job)
-    plan = make_plan(
-        setting.job,
+    plan = plan_of_knobs(
+        estimator.job,
+        given,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
         profile=setting.profile,
         calibration=setting.calibration,
-        **given,
     )
     if not setting.cluster.pools:
         return plan
     from perfmodel.cost.mixed import balanced_plan, mixed_estimator
 
-    return balanced_plan(mixed_estimator(setting.estimator), plan)
+    return balanced_plan(mixed_estimator(estimator), plan)
 
 
 def default_recompute(setting: Setting, knobs: Knobs) -> str:
@@ -285,9 +308,11 @@ def default_recompute(setting: Setting, knobs: Knobs) -> str:
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
     """Return the knobs with the rules of the stated form of context parallelism. before: degrees of a plan that they change."""
-    cp, tp = given.get("cp", before.get("cp", 1)), given.get("tp", before.get("tp", 1))
-    rules = rules_of_form(setting.estimator.profile.communication.context_form, cp=cp, tp=tp)
-    if rules is None or "rules" in given:
+    form = setting.estimator.profile.communication.context_form
+    if form != ULYSSES or "rules" in given:
+        return given
+    rules = rules_of_form(form, cp=given.get("cp", before.get("cp", 1)), tp=given.get("tp", before.get("tp", 1)))
+    if rules is None:
         return given
     given = {**given, "rules": rule_set_of(rules)}
     given.pop("sequence_parallel", None)
@@ -309,10 +334,8 @@ def predict_in_columns(
     placed: Sequence[tuple[Setting, Plan]], *, memory_headroom: float | None = None, risk: float | None = None
 ) -> list[Prediction]:
     """Return the predictions of plans that agree in `Estimator.shared_by_columns`, each in its setting."""
-    check_headroom(memory_headroom)
-    estimator = placed[0][0].estimator
-    predictions = estimator.predict_columns([plan for _, plan in placed], memory_headroom=memory_headroom, risk=risk)
-    return [annotated(prediction, setting) for prediction, (setting, _) in zip(predictions, placed, strict=True)]
+    settings, plans = zip(*placed, strict=True)
+    return list(map(annotated, settings[0].estimator.predict_columns(plans, memory_headroom=memory_headroom, risk=risk), settings))
 
 
 def annotated(prediction: Prediction, setting: Setting) -> Prediction:
@@ -325,7 +348,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
     if model is not None and model.origin.left_out:
         warnings.append(tower_note(model))
-    if loss := default_loss(profile):
+    loss = profile.kernels.loss_form
+    if loss != WHOLE_LOSS and "loss" not in profile.unknown and "loss" not in FrameworkRef.parse(profile.name).settings:
         warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
     if profile.release and (unlike := unlike_recipe(profile, prediction.plan, setting.cluster.chip.name)):
         warnings.append(unlike)
@@ -341,7 +365,8 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     if held := prediction.conditions.host_memory:
         excess = ": more than a server with 2 TB has for each of eight" if held > MOST_HOST_MEMORY else ""
         warnings.append(f"{format_bytes(held)} for each chip lie in the host's memory{excess}")
-    if note := compression_note(prediction.plan.compression):
+    compression = prediction.plan.compression
+    if compression != NO_COMPRESSION and (note := compression_note(compression)):
         warnings.append(note)
     core = (Recompute.SELECTIVE, DEFAULT_RECOMPUTE_OPERATORS, AttentionKernel.FLASH)
     if (prediction.plan.recompute, prediction.plan.recompute_operators, prediction.plan.attention) == core:
@@ -350,7 +375,9 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    if model is not None and (kernel := attention_note(prediction, profile, setting.estimator.machine)):
+    extra_mfu = prediction.mfu_palm - prediction.mfu_causal  # PaLM's MFU counts the full square of scores, the causal one half of it
+    is_attention = model is not None and prediction.mfu_causal and extra_mfu / prediction.mfu_causal >= _MOSTLY_ATTENTION
+    if is_attention and (kernel := attention_note(prediction.plan, profile, setting.estimator.machine)):
         warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
     loss = small_loss(profile) if at_loss else ""

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.errors import InputError, RunError, bad_field
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.grouping import grouped
-from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
+from perfmodel.foundation.resources import check_can_be_written, resource_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, read_integer
+from perfmodel.hardware.reader import user_calibrations_dir
 from perfmodel.report.document import csv_text
 from perfmodel.verbs.processes import DASK, LOCAL, follow, number_of_cores, run_batches
 from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb

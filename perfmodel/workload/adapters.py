@@ -54,10 +54,10 @@ def regions_in_training(model: TransformerConfig, training: Training) -> tuple[R
         return regions
     adapted_regions: list[Region] = []
     for region in regions:
-        if region.is_repeated:
+        if region.carried:
             adapted_regions.append(replace(region, name=FIRST, count=1, carried=f"{FIRST}.{region.carried}"))
-        if region.count > 1 or not region.is_repeated:
-            adapted_regions.append(replace(region, count=region.count - 1) if region.is_repeated else region)
+        if region.count > 1 or not region.carried:
+            adapted_regions.append(replace(region, count=region.count - 1) if region.carried else region)
     return tuple(adapted_regions)
 
 

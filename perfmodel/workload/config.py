@@ -2,14 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import field as record_field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.grouped import Grouped, group_of, in_groups
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.layer_shapes import ParameterShape, is_routed, norm_shapes, shapes_of_layer
-from perfmodel.workload.layer_specs import DeltaNet, FeedForward, LayerSpec, Mamba, Mixer, Parts, kinds_with_layers, layer_order
+from perfmodel.workload.layer_specs import (
+    DeltaNet,
+    FeedForward,
+    LayerSpec,
+    Mamba,
+    Mixer,
+    ParameterShape,
+    Parts,
+    is_routed,
+    kinds_with_layers,
+    layer_order,
+    norm_shapes,
+    shapes_of_layer,
+)
 
 # Closed choices: literals, not enums, because plan files contain them unchanged.
 Norm = Literal["layernorm", "rmsnorm"]
@@ -148,6 +161,7 @@ class TransformerConfig(Grouped):
     intermediate_size  width of a dense MLP
     num_mtp_layers     multi-token-prediction modules, in addition to the layers
     dropout            on the embedding, the attention weights and each branch, where the software applies it
+    layer_kinds        in order; a single one where all layers are equal
     """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = group_of(_GROUPS)
@@ -171,6 +185,7 @@ class TransformerConfig(Grouped):
     num_mtp_layers: int = 0
     dropout: float = 0.0
     origin: Origin
+    layer_kinds: tuple[LayerSpec, ...] = record_field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         values = self.values
@@ -178,12 +193,15 @@ class TransformerConfig(Grouped):
         for field in ("name", "architecture", "left_out", "source"):
             if not isinstance(values[field], str):
                 raise bad_field(field, printable(values[field]), "must be a text", "write it in quotes")
-        for field in _COUNTS:
-            _check_count(field, values[field], 1)
+        for names, least in ((_COUNTS, 1), (_COUNTS_OR_ZERO, 0)):
+            for field in names:
+                value = values[field]
+                if not isinstance(value, int) or isinstance(value, bool):
+                    raise bad_field(field, quoted(value), "must be a whole number", "correct it in the config")
+                if not least <= value <= MAX_SIZE:
+                    raise bad_field(field, printable(value), f"must lie from {least} to {MAX_SIZE}", "correct it in the config")
         if self.num_hidden_layers > MAX_LAYERS:
             raise bad_field("num_hidden_layers", self.num_hidden_layers, f"must be {MAX_LAYERS:,} at most", "correct it in the config")
-        for field in _COUNTS_OR_ZERO:
-            _check_count(field, values[field], 0)
         if self.num_mtp_layers > MAX_MTP_LAYERS:
             remedy = "correct num_nextn_predict_layers in the config"
             raise bad_field("num_mtp_layers", self.num_mtp_layers, f"must be {MAX_MTP_LAYERS} at most", remedy)
@@ -222,6 +240,10 @@ class TransformerConfig(Grouped):
         if parts.kinds and sum(kind.count for kind in parts.kinds) != self.num_hidden_layers:
             rule = f"must equal the number of layers of its kinds, {sum(kind.count for kind in parts.kinds)}"
             raise bad_field("num_hidden_layers", self.num_hidden_layers, rule, "correct the config")
+        mixer: Mixer = "latent" if parts.latent is not None else "attention"
+        feed_forward: FeedForward = "experts" if parts.experts is not None else "dense"
+        only = LayerSpec(name="layer", count=self.num_hidden_layers, mixer=mixer, feed_forward=feed_forward)
+        object.__setattr__(self, "layer_kinds", parts.kinds or (only,))
         for kind in self.layer_kinds:
             needed = {kind.mixer, kind.feed_forward} & {"experts", "latent", "mamba", "delta"}
             for part in sorted(needed):
@@ -237,7 +259,9 @@ class TransformerConfig(Grouped):
     def of(cls, **values: Any) -> Self:
         """Return the config of fields by name, without groups, as in files."""
         ungrouped, groups = in_groups(values, cls.GROUP_OF)
-        return cls(**ungrouped, **{group: make(**groups.get(group, {})) for group, make in _GROUPS.items()})
+        for group, make in _GROUPS.items():
+            ungrouped[group] = make(**groups.get(group, {}))
+        return cls(**ungrouped)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -245,18 +269,11 @@ class TransformerConfig(Grouped):
         return dict(zip(FIELDS, _VALUES(self), strict=True))
 
     @property
-    def layer_kinds(self) -> tuple[LayerSpec, ...]:
-        """Layer kinds in order; a single one where all layers are equal."""
-        if self.parts.kinds:
-            return self.parts.kinds
-        mixer: Mixer = "latent" if self.parts.latent is not None else "attention"
-        feed_forward: FeedForward = "experts" if self.parts.experts is not None else "dense"
-        return (LayerSpec(name="layer", count=self.num_hidden_layers, mixer=mixer, feed_forward=feed_forward),)
-
-    @property
     def is_plain(self) -> bool:
         """Whether all layers have dense attention and a dense MLP: their FLOPs follow from the parameters alone."""
-        return self.layer_kinds == (LayerSpec(name="layer", count=self.num_hidden_layers),) and not self.attention.attention_chunk
+        first, *others = self.layer_kinds
+        is_dense = (first.name, first.mixer, first.feed_forward, first.turn) == ("layer", "attention", "dense", "")
+        return is_dense and not others and not self.attention.attention_chunk
 
     def recurrence_of(self, mixer: str) -> Mamba | DeltaNet | None:
         """Return the spec of a mixer with a recurrent state; None for other mixers."""
@@ -302,9 +319,10 @@ class TransformerConfig(Grouped):
     def num_parameters(self) -> int:
         """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
         of the same config reports."""
-        total = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
+        size = attrgetter("num_elements")
+        total = sum(map(size, (*self.embedding_shapes(), *self.head_shapes())))
         for kind in self.layer_kinds:
-            total += kind.count * sum(shape.num_elements for shape in shapes_of_layer(self, kind))
+            total += kind.count * sum(map(size, shapes_of_layer(self, kind)))
         return total
 
     @property
@@ -420,13 +438,6 @@ FIELDS: Mapping[str, Field[Any]] = {name: _BY_NAME[name] for name in _ORDER}
 _VALUES = attrgetter(*(f"{TransformerConfig.GROUP_OF[name]}.{name}" if name in TransformerConfig.GROUP_OF else name for name in FIELDS))
 _COUNTS = tuple(name for name, field in FIELDS.items() if field.type is int and field.default is MISSING)
 _FLAGS = tuple(name for name, field in FIELDS.items() if field.type is bool)
-
-
-def _check_count(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_field(field, quoted(value), "must be a whole number", "correct it in the config")
-    if not least <= value <= MAX_SIZE:
-        raise bad_field(field, printable(value), f"must lie from {least} to {MAX_SIZE}", "correct it in the config")
 
 
 def printable(value: object) -> object:

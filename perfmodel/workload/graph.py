@@ -17,12 +17,13 @@ The last makes a weight's gradient partial on the axes of the batch: data parall
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from itertools import chain
 from math import inf, prod
+from operator import attrgetter
 from typing import Any
 
 from perfmodel.foundation.copies import Copies
@@ -90,10 +91,6 @@ class DimRoles:
     per_sample: tuple[str, ...] = ()
     per_token: tuple[str, ...] = ()
     stretched: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the dims of every role; one with several roles comes several times."""
-        return chain(self.sums, self.unsplit, self.padded, self.logical, self.per_sample, self.per_token, self.stretched)
 
     def with_dims(self, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> DimRoles:
         """Return the roles after a change of dims that renames them or leaves some out."""
@@ -173,17 +170,18 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in self.roles:
+        roles = self.roles
+        for dim in chain(roles.sums, roles.unsplit, roles.padded, roles.logical, roles.per_sample, roles.per_token, roles.stretched):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
-        for dim in self.roles.sums:
+        for dim in roles.sums:
             if dim in self.output.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r} is summed over and in the output; leave it out of one")
         for data in (*self.saved, *self.scratch):
             if data.of is not None and not 0 <= data.of <= len(self.inputs):
                 raise InputError(f"operator {self.name}: keeps operand {data.of}: has {len(self.inputs)} inputs and the output; name one")
         sized: tuple[Data | OwnTraffic, ...] = (*self.traffic, *self.saved, *self.scratch)
-        for extent in chain([data.extent for data in sized], *map(extents_of, (*self.forward, *self.backward))):
+        for extent in chain(map(attrgetter("extent"), sized), *map(extents_of, (*self.forward, *self.backward))):
             for size, dim in extent:
                 if dim and dim not in self.dims:
                     raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
@@ -320,7 +318,7 @@ class Region:
     """The operators of one layer, which the graph runs `count` times.
 
     is_block       of a `Repeat`, or one of `Graph.blocks`: the unit of recomputation, launching and gathering in frameworks
-    carried, turn  of the repeat
+    carried, turn  of the repeat; "" for a layer that runs once
     host_layers    number of transformer layers that a block counts as, where the host synchronises per layer
     """
 
@@ -331,16 +329,13 @@ class Region:
     turn: str = ""
     host_layers: float = 1.0
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it is the layer of a `Repeat`."""
-        return bool(self.carried)
-
 
 def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping[str, float] | None = None) -> tuple[Region, ...]:
     """Return the regions in the order of their first operators."""
     blocks = blocks or {}
-    regions = {name: Region(name=name, is_block=name in blocks, host_layers=blocks.get(name, 1.0)) for name in layers}
+    regions: dict[str, Region] = {}
+    for name in layers:
+        regions[name] = Region(name=name, is_block=name in blocks, host_layers=blocks.get(name, 1.0))
     for repeat in repeats:
         if repeat.layer in regions:
             regions[repeat.layer] = Region(name=repeat.layer, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
@@ -356,6 +351,9 @@ class Graph:
     blocks   layers that run once but are blocks -> `Region.host_layers`
     compute_bytes   bytes of an activation element by default; 0: as of the tensor between repeated layers
     regions  the layers, in order
+    boundary the tensor between repeated layers; "" in a graph without them
+    activation_bytes   default bytes of an activation element
+    sets     names of the tensors that are sets of rows
     trained  names of the parameters with gradients; activations_with_gradient: of the activations with gradients
     loss     the operator that ends the step, if named
     tied     parameters that several layers read
@@ -372,6 +370,9 @@ class Graph:
     blocks: Mapping[str, float] = field(default_factory=dict)
     compute_bytes: float = 0.0
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
+    boundary: str = field(init=False, repr=False, compare=False)
+    activation_bytes: float = field(init=False, repr=False, compare=False)
+    sets: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
     trained: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
     activations_with_gradient: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -383,6 +384,8 @@ class Graph:
         for name, tensor in self.tensors.items():
             if tensor.has_gradient and tensor.role is not TensorRole.INDEX:
                 (self.trained if tensor.role is TensorRole.PARAMETER else self.activations_with_gradient).add(name)
+            if tensor.is_set:
+                self.sets.add(name)
         names: set[str] = set()
         for index, operator in enumerate(self.operators):
             if operator.name in names:
@@ -411,6 +414,9 @@ class Graph:
             if repeat.carried not in self.tensors:
                 raise InputError(f"repeat of {repeat.layer}: tensor {repeat.carried!r} is not in the graph; declare it")
         object.__setattr__(self, "regions", regions_of(self._layers, self.repeats, self.blocks))
+        object.__setattr__(self, "boundary", self.repeats[0].carried if self.repeats else "")
+        between = self.boundary or (self.operators[-1].output.tensor if self.operators else "")
+        object.__setattr__(self, "activation_bytes", self.compute_bytes or (self.tensors[between].itemsize if between else 0.0))
 
     # --- edges ----------------------------------------------------------------------------------------------
 
@@ -457,16 +463,6 @@ class Graph:
     def count(self, layer: str) -> int:
         """Return the number of runs of a layer's operators."""
         return next((repeat.count for repeat in self.repeats if repeat.layer == layer), 1)
-
-    @property
-    def boundary(self) -> str:
-        """The tensor between repeated layers; "" in a graph without them."""
-        return self.repeats[0].carried if self.repeats else ""
-
-    @property
-    def activation_bytes(self) -> float:
-        """Default bytes of an activation element."""
-        return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
     def extent(self, operand: Operand) -> Extent:
         """Return all elements of the operand's tensor, including positions without a dim of the operator."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as record_field
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -118,6 +119,7 @@ class TrainingJob:
     optimizer: Optimizer = Optimizer.ADAMW
     train: Training = FULL_TRAINING
     routing: Routing = BALANCED
+    policy: PrecisionPolicy = record_field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
@@ -131,6 +133,7 @@ class TrainingJob:
                 raise bad_field(field, printable(value), f"must be a whole number from 1 to {MAX_SIZE}", f"it counts the {meaning}")
         if not isinstance(self.precision, Precision):
             raise bad_field("precision", self.precision, "is not known", f"use one of {', '.join(Precision)}")
+        object.__setattr__(self, "policy", PRECISION_POLICIES[self.precision])
         if not isinstance(self.optimizer, Optimizer):
             raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
         if not isinstance(self.train, Training):
@@ -165,7 +168,3 @@ class TrainingJob:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
-
-    @property
-    def policy(self) -> PrecisionPolicy:
-        return PRECISION_POLICIES[self.precision]

@@ -14,7 +14,7 @@ from pathlib import Path
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.foundation.values import check_path
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.huggingface import VISION_TOWER, read_config
+from perfmodel.workload.huggingface import VISION_TOWER, model_of, read_config
 
 _FOLDER = Path(__file__).parent / "models"
 
@@ -54,7 +54,7 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     shipped = _FOLDER / f"{text}.json"
     try:
         if Path(text).name == text and shipped.is_file():
-            return read_config(shipped, name=text)
+            return _shipped_model(text)
         if text and Path(text).exists():
             return read_config(Path(text))
     except (OSError, ValueError) as error:  # a name that is invalid as a path
@@ -68,7 +68,7 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
             models = {model for hub_id, model in ids.items() if _PACKED.sub("", hub_id.partition("/")[2]) == name}
             model_name = models.pop() if len(models) == 1 else None
         if model_name is not None:
-            return read_config(_FOLDER / f"{model_name}.json", name=model_name).having(left_out=left_out)
+            return _shipped_model(model_name).having(left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
@@ -78,6 +78,12 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     near = suggest(text, list_models())
     remedy = near if "did you mean" in near else "; `perfmodel models` lists them"
     raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{remedy}")
+
+
+@lru_cache(maxsize=256)
+def _shipped_model(name: str) -> TransformerConfig:
+    path = _FOLDER / f"{name}.json"
+    return model_of(json.loads(path.read_text(encoding="utf-8")), origin=str(path), name=name)
 
 
 def is_model(name_or_path: str | Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,41 +63,31 @@ class Routing:
     capacity_factor   rows per expert over the mean: buffers have this size and are padded to it, tokens beyond it are dropped;
                       0: no capacity
     counts            row counts, from which `skew` follows; None: not known
+    load              rows of the fullest rank over the mean
+    rows              rows that determine the time and the memory of a layer
+
+    Each rank has the same number of own tokens. `rows.computed` is that of the rank with the most expert rows: it computes the longest,
+    with equal loads of its experts, and has the largest buffers. `rows.exchanged` is that of the rank that sends or receives the most,
+    because it ends the all-to-all. Where all send the same, it is the fullest rank, with the same multiple of the mean. Padded to a
+    capacity, all sizes are equal on all ranks.
     """
 
     skew: float = 1.0
     capacity_factor: float = 0.0
     counts: RoutingCounts | None = None
+    load: float = field(init=False, repr=False, compare=False)
+    rows: RankRows = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.counts is not None and self.skew != self.counts.skew:
             raise bad_field("skew", f"{self.skew:g}", f"must be that of the counts, {self.counts.skew:g}", "routing_of makes both")
-
-    @property
-    def load(self) -> float:
-        """Rows of the fullest rank over the mean."""
-        return self.capacity_factor or self.skew
-
-    @property
-    def is_balanced(self) -> bool:
-        return self.load == 1.0
-
-    @property
-    def rows(self) -> RankRows:
-        """Rows that determine the time and the memory of a layer.
-
-        computed    of the rank with the most expert rows: it computes the longest, with equal loads of its experts, and has the largest
-                    buffers
-        exchanged   of the rank that sends or receives the most, because it ends the all-to-all. Where all send the same, it is the
-                    fullest rank, with the same multiple of the mean
-
-        Each rank has the same number of own tokens. Padded to a capacity, all sizes are equal on all ranks.
-        """
+        rows = EVEN
         if self.capacity_factor:
-            return RankRows(computed=self.capacity_factor, held=self.capacity_factor, is_counted=False)
-        if self.counts is not None:
-            return RankRows(computed=self.skew, exchanged=self.counts.busiest)
-        return EVEN if self.is_balanced else RankRows(computed=self.skew, exchanged=self.skew)
+            rows = RankRows(computed=self.capacity_factor, held=self.capacity_factor, is_counted=False)
+        elif self.counts is not None or self.skew != 1.0:
+            rows = RankRows(computed=self.skew, exchanged=self.skew if self.counts is None else self.counts.busiest)
+        object.__setattr__(self, "load", self.capacity_factor or self.skew)
+        object.__setattr__(self, "rows", rows)
 
     @property
     def plain(self) -> str | list[list[int]]:
@@ -197,7 +187,7 @@ class RoutingCounts:
         max over r of max(S_r - d_r, R_r - d_r) / (S (n - 1) / n)     n ranks; S_r sent and R_r received by r, d_r to itself; S the mean
         """
         ranks = range(len(self.rows))
-        if len(ranks) == 1:
+        if len(ranks) == 1 or not any(map(any, self.rows)):
             return 1.0
         kept = [sum(self.sent(rank, rank)) for rank in ranks]
         most = max(max(sum(self.rows[rank]), sum(self.received(rank))) - kept[rank] for rank in ranks)

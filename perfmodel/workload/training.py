@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.base_formats import BASE_FORMATS, BaseFormat
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_shapes import ParameterShape
+from perfmodel.workload.layer_specs import ParameterShape
 
 #: Meaning of empty targets: every linear operator of a layer, not the output matrix. NeMo's default (linear_qkv, linear_proj, linear_fc1,
 #: linear_fc2 of nemo.collections.llm.peft.LoRA), PEFT's target_modules="all-linear", and the set that QLoRA (arXiv 2305.14314, section 4)
@@ -51,6 +51,7 @@ class Training:
     targets       linear operators of a layer, or groups of them: attention, mlp, experts; none: all
     num_adapters  loaded adapters, of which a batch trains one (`lora:16x4`)
     base          format of the frozen layer matrices; empty: the dtype of the computation
+    is_full       all weights are trained; quantizes_base: the frozen layer matrices are quantised
     """
 
     method: Method = Method.FULL
@@ -58,8 +59,12 @@ class Training:
     targets: tuple[str, ...] = ()
     num_adapters: int = 1
     base: str = ""
+    is_full: bool = field(init=False, repr=False, compare=False)
+    quantizes_base: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_full", self.method in (Method.FULL, Method.GALORE))
+        object.__setattr__(self, "quantizes_base", self.method in (Method.QLORA, Method.QDORA))
         if not isinstance(self.method, Method):
             raise bad_field("train", shown(self.method), "not known", f"write {_EXAMPLES}")
         if self.method is Method.FULL:
@@ -84,15 +89,6 @@ class Training:
                 )
         if len(set(self.targets)) != len(self.targets):
             raise bad_field("train", str(self), "names an operator twice", "name each once")
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all weights are trained."""
-        return self.method in (Method.FULL, Method.GALORE)
-
-    @property
-    def quantizes_base(self) -> bool:
-        return self.method in (Method.QLORA, Method.QDORA)
 
     @property
     def decomposes(self) -> bool:

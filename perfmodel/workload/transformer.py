@@ -5,24 +5,15 @@ It has one embedding, one layer of each kind and one head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import lcm
 
-from perfmodel.foundation.session import session_cache
 from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, sizes_of
+from perfmodel.workload.decoder.builder import DecoderBuilder, sizes_of
 from perfmodel.workload.decoder.layer import write_further_tokens, write_layer, write_loss
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
+from perfmodel.workload.layer_specs import LayerSpec
 from perfmodel.workload.routing import EVEN, RankRows
-
-
-@session_cache(maxsize=256)
-def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
-    """Return the sizes of dims that must be divisible by their degrees, by logical name."""
-    sizes = sizes_of(model, seq_len)
-    unlimited = (PER_SAMPLE, STRETCHED, PADDED)
-    return {logical: sizes[dim] for word, logical in LOGICAL.items() if (dim := word.partition("_")[0]) in sizes and dim not in unlimited}
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
@@ -36,7 +27,10 @@ def graph_length(model: TransformerConfig, seq_len: int) -> int:
 
     It does where the length is a multiple of all chunk sizes, and at least the number of keys that a sparse indexer selects.
     """
-    chunks = [recurrence.chunk_size for recurrence in (model.parts.mamba, model.parts.delta) if recurrence is not None]
+    chunks: list[int] = []
+    for recurrence in (model.parts.mamba, model.parts.delta):
+        if recurrence is not None:
+            chunks.append(recurrence.chunk_size)
     if model.parts.latent is not None and model.parts.latent.index_heads:
         if seq_len < model.parts.latent.index_top:
             return seq_len
@@ -96,7 +90,9 @@ def build_graph(
         x = b.dropout("embedding_dropout", x)
     x = b.identity("embedding_output", x)
 
+    repeats: list[Repeat] = []
     for kind in model.layer_kinds:
+        repeats.append(_repeat(model, kind))
         b.region, b.prefix = kind.name, model.prefix_of(kind)
         x = write_layer(b, kind, x)
 
@@ -110,19 +106,17 @@ def build_graph(
         name=model.name,
         operators=tuple(b.operators),
         tensors=b.tensors,
-        repeats=_repeats(model),
+        repeats=tuple(repeats),
         loss="cross_entropy",
         tied=(table,) if model.tie_word_embeddings or model.num_mtp_layers else (),
     )
 
 
-def _repeats(model: TransformerConfig) -> tuple[Repeat, ...]:
-    return tuple(
-        Repeat(layer=kind.name, count=kind.count, carried=f"{model.prefix_of(kind)}block_input.out", turn=kind.turn)
-        for kind in model.layer_kinds
-    )
+def _repeat(model: TransformerConfig, kind: LayerSpec) -> Repeat:
+    return Repeat(layer=kind.name, count=kind.count, carried=f"{model.prefix_of(kind)}block_input.out", turn=kind.turn)
 
 
 def decoder_regions(model: TransformerConfig) -> tuple[Region, ...]:
     """Return `Graph.regions` of `model` without building its graph."""
-    return regions_of(("embedding", *(kind.name for kind in model.layer_kinds), "head"), _repeats(model))
+    kinds = model.layer_kinds
+    return regions_of(("embedding", *(kind.name for kind in kinds), "head"), [_repeat(model, kind) for kind in kinds])

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import filterfalse
 from math import prod
+from operator import attrgetter
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -161,7 +163,7 @@ def extents_of(work: Work) -> tuple[Extent, ...]:
         case Product():
             return (work.batch, work.m, work.n, work.k, *work.tensors)
         case Stream():
-            return (work.elements, *[access.extent for access in work.accesses])
+            return (work.elements, *map(attrgetter("extent"), work.accesses))
         case FusedAttention():
             return (work.batch, work.heads, work.kv_heads, work.queries, work.keys)
         case CacheAttention():
@@ -215,7 +217,8 @@ def length_power(extent: Extent, per_token: Container[str]) -> int:
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:
     """Return the extent of these dims; unsharded positions ("") are skipped."""
-    return tuple([(dims[name], name) for name in names if name])
+    named = (*filter(None, names),)
+    return tuple(zip(map(dims.__getitem__, named), named, strict=True))
 
 
 def passes(*extents: Extent) -> tuple[Data, ...]:
@@ -225,7 +228,7 @@ def passes(*extents: Extent) -> tuple[Data, ...]:
 
 def reduced_rows(dims: Mapping[str, int], names: Iterable[str], over: Collection[str], *, values: int = 1) -> Extent:
     """Return `values` numbers for each entry that is left after the reduction of `over`."""
-    rows = tuple([(dims[name], name) for name in names if name and name not in over])
+    rows = extent(dims, filterfalse(over.__contains__, names))
     return ((values, ""), *rows) if values > 1 else rows
 
 

@@ -7,7 +7,8 @@ from perfmodel.cost.machine import resolve_machine
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import default_calibration
 from perfmodel.hardware.reader import calibrations_for, load_cluster
-from perfmodel.parallel.plan import Plan, divisors, make_plan
+from perfmodel.parallel.layout import divisors
+from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.models import load_model
 

@@ -8,8 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.fitting.read import read_rows
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties, uncertainty_of_memory
-from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_memory_uncertainties, load_profile, uncertainty_of_memory
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.confidence import interval_in

@@ -18,7 +18,7 @@ from perfmodel.frameworks.profile import load_profile, profile_text
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_chip, load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.layout import divisors
 from perfmodel.parallel.plan_file import read_plan
 from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases

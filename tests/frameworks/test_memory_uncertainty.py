@@ -6,8 +6,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.fitted import FittedTo
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties, uncertainty_of_memory
-from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_memory_uncertainties, load_profile, uncertainty_of_memory
 
 
 def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():

@@ -112,7 +112,7 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
         sweep_all(estimator, searched, attention=AttentionKernel.UNFUSED)
         for searched in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
     )
-    expected = {plan for plan in map(all_plans.plan, all_plans.best.time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
+    expected = {plan for plan in map(all_plans.plan, all_plans.best.time.ids.tolist()) if not not_runnable_reason(plan, behaviours)}
     plans = [some.plan(i) for i in some.best.time.ids.tolist()]
     assert len(plans) == some.counts.num_evaluated == len(expected)
     assert set(plans) == expected
@@ -155,7 +155,10 @@ def test_a_wrong_field_is_named(change, message):
 def test_stages_that_must_be_even():
     plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
     runs = ANYTHING.having(uneven_stages=False)
-    assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs the same number of layers in every stage"
+    assert (
+        not_runnable_reason(plan, replace(load_profile("generic"), name="it", runs=runs))
+        == "pp=2: it needs the same number of layers in every stage"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lab.residuals import (
     scatter_of_medians,
     with_left_out,
 )
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_memory_uncertainties
 from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.validate import CasePredictor

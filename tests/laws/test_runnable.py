@@ -11,6 +11,7 @@ import pytest
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
+from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.parallel.prediction import Prediction
 from tests.marks import mostly_nightly
 
@@ -67,7 +68,7 @@ def check(seed: int) -> None:
     profile = load_profile(job["profile"])
     for verb, prediction in recommended(job, drawn):
         assert prediction.not_runnable == "", (verb, job)
-        assert profile.not_runnable_reason(prediction.plan) == "", (verb, job)
+        assert not_runnable_reason(prediction.plan, profile) == "", (verb, job)
 
 
 @pytest.mark.parametrize("seed", mostly_nightly(range(200), range(6)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfmodel.parallel.layout import Placement
 from perfmodel.parallel.pass_orders import FORWARD, INPUT_GRADIENT, Pass, pass_times
-from perfmodel.parallel.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from perfmodel.cost.live_layers import live_layers, live_table, three_live_layers
 from perfmodel.cost.schedules import SCHEDULES, STEADY_MULTIPLE, Pipeline, StageTimes
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, in_flight
-from perfmodel.parallel.placement import Placement, stages_of_ranks
 from tests.oracles.simulated_pipeline import layers_held, simulate
 
 ZBV, DUALPIPEV = PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV

@@ -8,8 +8,8 @@ from perfmodel import predict
 from perfmodel.cost.schedules import SCHEDULES, schedule_of
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import PAIRED_BACKWARD
-from perfmodel.parallel.placement import Placement, stages_of_ranks
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.parallel.schedule_table import ScheduleTable, read_schedule, table_of
 

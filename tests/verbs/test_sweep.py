@@ -219,7 +219,7 @@ def test_points_are_computed_again_after_a_calibration_in_the_same_process(tmp_p
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     out = tmp_path / "a.csv"
     assert [swept(PREDICT, out).num_computed > 0 for _ in range(2)] == [True, False]
-    folder = perfmodel.foundation.resources.user_calibrations_dir()
+    folder = perfmodel.hardware.reader.user_calibrations_dir()
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("name: mine\n")
     assert swept(PREDICT, out).num_computed > 0

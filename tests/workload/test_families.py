@@ -6,8 +6,8 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.workload import families as reader
 from perfmodel.workload.config import FIELDS
 from perfmodel.workload.config_fields import ConfigFields
-from perfmodel.workload.families import FamilyTable, family_table, parts_of_family, read_family
 from perfmodel.workload.family_rules import LAYERS, RULES
+from perfmodel.workload.huggingface import FamilyTable, family_table, parts_of_family, read_family
 from perfmodel.workload.layer_specs import PARTS
 
 TABLE = family_table()

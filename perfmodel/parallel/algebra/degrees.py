@@ -12,7 +12,7 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.transformer import logical_sizes
+from perfmodel.workload.decoder.builder import LOGICAL, sizes_of
 
 _TP = AXIS_PARTS["tp"]
 _HEADS = ("kv_heads", "attn_kv_heads"), ("q_per_kv", "attn_q_per_kv")
@@ -31,6 +31,10 @@ _FIELDS = {
     "positions": "rows of learned positions",
     **dict.fromkeys(_SEQUENCE, "seq_len"),
 }
+
+
+#: The same dim -> dim of a decoder's operators, by whose size its axes are limited.
+_DIMS = {logical: word.partition("_")[0] for word, logical in LOGICAL.items() if logical in _FIELDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +56,8 @@ class Condition:
         return "*".join(dict.fromkeys("tp" if axis in _TP else axis for axis in self.axes))
 
     def ways(self, fine: dict[str, int]) -> int:
+        """Return the parts into which the fine axes cut the dim."""
         return prod(map(fine.__getitem__, self.axes))
-
-    def holds(self, fine: dict[str, int]) -> bool:
-        ways = self.ways(fine)
-        return self.size % ways == 0 or (self.is_multiple and ways % self.size == 0)
 
     @property
     def reason(self) -> str:
@@ -70,19 +71,23 @@ class Condition:
 def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
     """Return the conditions of the rule set on the degrees of cp and tp for this model, heads first."""
     heads, kv = model.num_attention_heads, model.num_key_value_heads
-    axes_of: dict[str, set[str]] = {}
-    for name, axes in rules.cuts():
-        axes_of.setdefault(name, set()).update(axes)
-    of_keys, of_queries = (set().union(*(axes_of.get(name, ()) for name in names)) for names in _HEADS)
+    cuts: dict[str, list[tuple[str, ...]]] = {}
+    of_keys, of_queries = set[str](), set[str]()
+    for name, axes in rules.cuts:
+        cuts.setdefault(name, []).append(axes)
+        for names, of_heads in zip(_HEADS, (of_keys, of_queries), strict=True):
+            of_heads.update(axes if name in names else ())
     result: list[Condition] = []
     if _TP[0] in of_keys and _TP[1] in of_queries:
         result.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
     if not of_keys.union(of_queries).isdisjoint(_TP):
         # tp_kv is the part of tp that divides the key-value heads: each of its ranks has whole heads
         result.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
-    sizes = logical_sizes(model, seq_len)
-    cuts = ((name, axes) for name in _FIELDS if name in sizes and name in axes_of for cut, axes in rules.cuts() if cut == name and axes)
-    result += (Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in cuts)
+    sizes = sizes_of(model, seq_len)
+    for name, field in _FIELDS.items():
+        for axes in cuts.get(name, ()) if _DIMS[name] in sizes else ():
+            if axes:
+                result.append(Condition(axes=axes, field=field, size=sizes[_DIMS[name]]))
     return tuple(dict.fromkeys(result))
 
 
@@ -107,7 +112,11 @@ def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -
 def broken(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> Condition | None:
     """Return the first condition that these degrees violate."""
     fine = fine_sizes(model, cp=cp, tp=tp)
-    return next((condition for condition in conditions(rules, model, seq_len) if not condition.holds(fine)), None)
+    for condition in conditions(rules, model, seq_len):
+        ways = condition.ways(fine)
+        if condition.size % ways and not (condition.is_multiple and ways % condition.size == 0):
+            return condition
+    return None
 
 
 def admits(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> bool:

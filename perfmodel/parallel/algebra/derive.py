@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from math import ceil, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -193,14 +194,17 @@ class ShardedGraph:
 
     def axes_of(self, tensor: str, phase: Pass) -> frozenset[str]:
         """Return the axes over which the tensor, or its gradient, is redistributed."""
-        return frozenset(axis for row in self.traffic_of(tensor, phase) for axis in row.axes)
+        return frozenset[str]().union(*map(attrgetter("axes"), self.traffic_of(tensor, phase)))
 
     @cached_property
     def activations(self) -> Mapping[str, list[Operand]]:
         """Activations among the inputs of each operator."""
         tensors, activations = self.graph.tensors, dict[str, list[Operand]]()
         for op in self.graph.operators:
-            activations[op.name] = [operand for operand in op.inputs if tensors[operand.tensor].role is TensorRole.ACTIVATION]
+            activations[op.name] = []
+            for operand in op.inputs:
+                if tensors[operand.tensor].role is TensorRole.ACTIVATION:
+                    activations[op.name].append(operand)
         return activations
 
     @cached_property
@@ -223,15 +227,14 @@ class ShardedGraph:
         """
         inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
-            if region.is_repeated:
-                inputs[region.name] = frozenset((region.carried,))
-                continue
-            inputs[region.name] = frozenset(
-                op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
-                for op in self.graph.operators_of(region.name)
-                for operand in self.activations[op.name]
-                if (maker := self.graph.producer(operand.tensor)) is not None and maker.layer != region.name
-            )
+            names = {region.carried} if region.carried else set[str]()
+            for op in () if region.carried else self.graph.operators_of(region.name):
+                is_view = op.passes_gradient and len(op.inputs) == 1 and not op.forward
+                for operand in self.activations[op.name]:
+                    maker = self.graph.producer(operand.tensor)
+                    if maker is not None and maker.layer != region.name:
+                        names.add(op.output.tensor if is_view else operand.tensor)
+            inputs[region.name] = frozenset(names)
         return inputs
 
     @cached_property
@@ -240,8 +243,7 @@ class ShardedGraph:
 
         Before: it leads to a set of rows, or to an input that is read with one. After: it depends on a set. Concurrent: neither.
         """
-        graph, positions = self.graph, dict[str, ExchangePosition]()
-        sets = {name for name, tensor in graph.tensors.items() if tensor.is_set}
+        graph, positions, sets = self.graph, dict[str, ExchangePosition](), self.graph.sets
         for region in graph.regions if sets else ():
             operators = graph.operators_of(region.name) if region.is_block else []
             inputs = {op.name: {operand.tensor for operand in op.inputs} for op in operators}
@@ -327,7 +329,10 @@ def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Lay
     # an all-to-all counts the local send buffer; later steps find the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     dims, layouts = operator.output.dims, (source, target) if after_exchange else (target, source)
-    dim_of = {axis: dim for layout in layouts for dim, axes in zip(dims, layout.cuts, strict=True) for axis in axes}
+    dim_of: dict[str, str] = {}
+    for layout in layouts:
+        for dim, axes in zip(dims, layout.cuts, strict=True):
+            dim_of |= dict.fromkeys(axes, dim)
     sharding: dict[str, tuple[str, ...]] = {}
     for axis in step.remaining:
         sharding[dim_of[axis]] = (*sharding.get(dim_of[axis], ()), axis)  # positions without a dim share one name, the empty one
@@ -428,7 +433,7 @@ def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) 
     for op, needed, gradient in reading:
         first.setdefault(needed, op)
         gradients.append(sliced_towards(gradient, goal))
-    for target, op in sorted(first.items(), key=lambda item: -len(item[0].cut_axes)):
+    for target, op in first.items() if len(first) == 1 else sorted(first.items(), key=lambda item: -len(item[0].cut_axes)):
         yield _Move(start, target, Pass.FORWARD, op.layer, op.name)
         if start.partial:
             start = target  # a second layout starts from the first, already reduced
@@ -453,7 +458,10 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
     A repeated block reads the output of the block, or of the region, before it. So all edges between regions must have one layout.
     The copies of a stretched dim exist for the axes that shard it, so nothing may be redistributed at its position.
     """
-    boundary = {left[region.carried]: region.carried for region in graph.repeats if graph.producer(region.carried) is not None}
+    boundary: dict[Layout, str] = {}
+    for region in graph.repeats:
+        if graph.producer(region.carried) is not None:
+            boundary[left[region.carried]] = region.carried
     for producer in graph.operators:
         tensor = producer.output.tensor
         for reader, i in graph.consumers(tensor):
@@ -496,7 +504,7 @@ def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
 def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:
     """Yield the collectives that an operator issues itself: norms and the loss reduce over a sharded dim."""
     for collective in op.traffic:
-        axes = frozenset(axis for dim in collective.over for axis in sharding.get(dim, ()))
+        axes = frozenset[str]().union(*map(sharding.get, collective.over, repeat(())))
         if axes:
             yield Traffic(
                 kind=collective.kind,
@@ -562,6 +570,10 @@ def parameter_layout(
     tensor: Tensor, uses: Sequence[tuple[Operator, int]], shardings: Mapping[str, Sharding], *, sum_axes: frozenset[str] = frozenset()
 ) -> ParameterLayout:
     """Return the layout in the first reader (operator, input); the gradient is partial where any reader leaves it so."""
+    gradient_axes, regions = frozenset[str](), dict[str, None]()
+    for reader, position in uses:
+        gradient_axes |= gradient_layout(shardings[reader.name], reader.inputs[position]).partial
+        regions[reader.layer] = None
     op, i = uses[0]
     cuts = input_layout(shardings[op.name], op.inputs[i]).cuts
     return ParameterLayout(
@@ -570,8 +582,8 @@ def parameter_layout(
         num_columns=prod(tensor.shape[tensor.num_rows :]),
         row_axes=frozenset(chain.from_iterable(cuts[: tensor.num_rows])),
         column_axes=frozenset(chain.from_iterable(cuts[tensor.num_rows :])),
-        gradient_axes=frozenset().union(*(gradient_layout(shardings[op.name], op.inputs[i]).partial for op, i in uses)),
+        gradient_axes=gradient_axes,
         sum_axes=sum_axes,
-        regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
+        regions=tuple(regions),
         elements=extent_amount(op, shardings[op.name], tuple(zip(tensor.shape, op.inputs[i].dims, strict=True))),
     )

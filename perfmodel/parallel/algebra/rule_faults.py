@@ -29,7 +29,7 @@ _BATCH = ("dp_replicate", "dp_shard")
 def faults_of(rules: RuleSet) -> list[str]:
     """Return the faults of a rule set, a sentence each; none if every model supports it."""
     faults: list[str] = []
-    batch_cuts = (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
+    batch_cuts = (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts if name == "batch"))
     if any(sorted(axes) != sorted(_BATCH) for axes in batch_cuts):
         # every operator has a batch dim: the micro-batch is counted per data-parallel rank
         faults.append("batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.session import session_cache
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.algebra.folding import REFINED
-from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES, Sharding, check_sharding
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES, Sharding
 from perfmodel.workload.graph import Graph, Operator
 
 #: The dim that shards experts over ranks; a graph that has it uses finer axes (`folding.py`).
@@ -32,6 +33,7 @@ class RuleSet:
 
     rules       logical name of a dim -> fine axes that shard it, outermost first; other dims are not sharded
     operators   name of an operator -> rules for its dims that override `rules`
+    cuts        every (dim, axes) of the rules, for all operators and for single ones
     axes, key   fine axes that the rules use; hash, the key of cached programs and conditions
     scatters_residual   the residual stream, and with it a pipeline send, is sharded over tp: sequence parallelism
     """
@@ -40,12 +42,14 @@ class RuleSet:
     rules: Mapping[str, tuple[str, ...]]
     source: str = field(compare=False)
     operators: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    cuts: tuple[tuple[str, tuple[str, ...]], ...] = field(init=False, compare=False, repr=False)
     axes: frozenset[str] = field(init=False, compare=False, repr=False)
     key: int = field(init=False, compare=False, repr=False)
     scatters_residual: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts() for axis in axes))
+        object.__setattr__(self, "cuts", (*self.rules.items(), *chain.from_iterable(of.items() for of in self.operators.values())))
+        object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts for axis in axes))
         operators = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
         object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), operators)))
         residual = {*self.cut(_BOUNDARY, "s_res"), *self.cut(_BOUNDARY, "hidden")}
@@ -54,14 +58,10 @@ class RuleSet:
     def __hash__(self) -> int:
         return self.key
 
-    def sharding(self, operator: Operator, *, refined: bool = False) -> Sharding:
-        """Return dims of this operator -> fine axes; `refined`: of a graph with experts, whose axes are finer."""
-        rules, logical = self.rules_of(operator.name_in_layer), operator.roles.logical
-        sharding = {dim: axes for dim in operator.dims if (axes := rules.get(logical.get(dim, dim)))}
-        if refined:
-            sharding = {dim: tuple(part for axis in axes for part in REFINED[axis]) for dim, axes in sharding.items()}
-        check_sharding(operator, sharding)
-        return sharding
+    def sharding(self, operator: Operator) -> dict[str, tuple[str, ...]]:
+        """Return dims of this operator -> fine axes; `derive` checks them."""
+        rules, logical = self.rules_of(operator.name_in_layer) if self.operators else self.rules, operator.roles.logical
+        return {dim: axes for dim in operator.dims if (axes := rules.get(logical.get(dim, dim)))}
 
     def rules_of(self, operator: str) -> Mapping[str, tuple[str, ...]]:
         """Return the rules for this operator."""
@@ -72,14 +72,8 @@ class RuleSet:
         """Return the axes that shard this dim of this operator."""
         return self.rules_of(operator).get(logical, ())
 
-    def cuts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield every (dim, axes) of the rules, for all operators and for single ones."""
-        yield from self.rules.items()
-        for cuts in self.operators.values():
-            yield from cuts.items()
-
     def _anywhere(self, logical: str) -> frozenset[str]:
-        return frozenset(axis for name, axes in self.cuts() if name == logical for axis in axes)
+        return frozenset(axis for name, axes in self.cuts if name == logical for axis in axes)
 
     @property
     def cuts_queries(self) -> bool:
@@ -236,6 +230,11 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
 
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
-    """Return a sharding for every operator of the graph, by name."""
-    refined = any(EXPERTS in operator.roles.logical.values() for operator in graph.operators)
-    return {operator.name: rules.sharding(operator, refined=refined) for operator in graph.operators}
+    """Return a sharding for every operator of the graph, by name; the axes of a graph with experts are finer."""
+    shardings, has_experts = dict[str, Sharding](), False
+    for operator in graph.operators:
+        shardings[operator.name] = rules.sharding(operator)
+        has_experts = has_experts or EXPERTS in operator.roles.logical.values()
+    for name, sharding in shardings.items() if has_experts else ():
+        shardings[name] = {dim: tuple(part for axis in axes for part in REFINED[axis]) for dim, axes in sharding.items()}
+    return shardings

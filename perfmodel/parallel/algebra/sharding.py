@@ -11,9 +11,9 @@ counted even if the outer one has size one. No shipped rule set does this.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse, repeat
 from typing import Any, NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -134,17 +134,12 @@ def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
 
     Ranks along an axis that the operator does not use compute the same, so gradients are replicated there, not partial.
     """
-    return _layout(sharding, operand.dims, lacking(operand, sharding))
-
-
-def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
-    """Return the dims of an operator that an input lacks; its gradient is summed over them."""
-    return tuple([dim for dim in dims if dim not in operand.dims])
+    return _layout(sharding, operand.dims, tuple(filterfalse(operand.dims.__contains__, sharding)))
 
 
 def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ()) -> Layout:
-    cuts = tuple([tuple(sharding.get(dim, ())) for dim in dims])
-    return Layout(cuts=cuts, partial=frozenset([axis for dim in summed for axis in sharding.get(dim, ())]))
+    cuts, partial = map(sharding.get, dims, repeat(())), map(sharding.get, summed, repeat(()))
+    return Layout(cuts=tuple(cuts), partial=frozenset(chain.from_iterable(partial)))
 
 
 def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tuple[Step, ...]:
@@ -157,8 +152,9 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     partial = source.partial - target.partial
     if not partial and source.cuts == target.cuts:
         return ()
-    axes = dict.fromkeys(chain(*source.cuts, *target.cuts, partial))
-    bits = {axis: 1 << position for position, axis in enumerate(axes)}
+    bits: dict[str, int] = {}
+    for axis in chain(*source.cuts, *target.cuts, partial):
+        bits.setdefault(axis, 1 << len(bits))
     have, want, inside = list[int](), list[int](), list[int]()
     for old, new in zip(source.cuts, target.cuts, strict=True):
         have.append(sum(map(bits.__getitem__, old)))
@@ -168,8 +164,8 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     steps = []
     for kind, group, remaining in collectives(have, want, sum(map(bits.__getitem__, partial)), inside):
         if group:
-            moved = frozenset([axis for axis in axes if group & bits[axis]])
-            steps.append(Step(kind=kind, axes=moved, remaining=frozenset([axis for axis in axes if remaining & bits[axis]])))
+            moved = frozenset([axis for axis in bits if group & bits[axis]])
+            steps.append(Step(kind=kind, axes=moved, remaining=frozenset([axis for axis in bits if remaining & bits[axis]])))
     return tuple(steps)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from math import prod
 
 import numpy as np
@@ -30,7 +31,7 @@ from perfmodel.cost.per_operator.overlap import exposed_time, mixed_exposure
 from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.frameworks.rewrites import all_fused
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter_layout
-from perfmodel.parallel.algebra.sharding import collectives, differing, lacking
+from perfmodel.parallel.algebra.sharding import collectives, differing
 from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
 from perfmodel.workload.graph import Operand, Operator, Tensor, TensorRole
@@ -435,7 +436,7 @@ def left_view(operator: Operator, rows: Configurations) -> View:
 
 def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:
     """Return the layout of an input for each configuration, with the axes on which its gradient becomes partial."""
-    return _view(rows, operand.dims, lacking(operand, operator.dims))
+    return _view(rows, operand.dims, tuple(filterfalse(operand.dims.__contains__, operator.dims)))
 
 
 def _view(rows: Configurations, dims: Sequence[str], summed: Sequence[str]) -> View:

@@ -21,7 +21,7 @@ from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.engine_layouts import cache_copies, layout_faults, why_no_context, why_not_shared
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.layout import divisors
 from perfmodel.parallel.serving_plan import COLUMNS, ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization

@@ -20,7 +20,7 @@ from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_fact
 from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Recompute
-from perfmodel.parallel.placement import Placement
+from perfmodel.parallel.layout import Placement
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS

@@ -12,7 +12,7 @@ from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import check_headroom, check_risk, fit_probability, memory_rule
 from perfmodel.frameworks.ensemble import WeightedProfile
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction

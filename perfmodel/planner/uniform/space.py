@@ -23,9 +23,16 @@ from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_ru
 from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES, USUAL_DISPATCHERS, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.knobs import searched_knobs
-from perfmodel.parallel.layout import DEFAULT_ORDER, STAGES_WITHOUT_LAYERS, even_stage_layers, shorter_ends_stage_layers
-from perfmodel.parallel.placement import Placement, stages_of_ranks
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.layout import (
+    DEFAULT_ORDER,
+    STAGES_WITHOUT_LAYERS,
+    Placement,
+    divisors,
+    even_stage_layers,
+    shorter_ends_stage_layers,
+    stages_of_ranks,
+)
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
 from perfmodel.workload.job import TrainingJob

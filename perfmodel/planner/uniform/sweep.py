@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import memory_rule
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan

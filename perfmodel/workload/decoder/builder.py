@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import starmap
+from operator import attrgetter
 from types import MappingProxyType
 from typing import cast
 
@@ -69,7 +70,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
         "b": 1, "s": length, "q": length, "z": length, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
         "c": 1, "d": model.head_dim, "f": model.intermediate_size, "v": model.vocab_size,
     }  # fmt: skip
-    if all(kind.feed_forward != "dense" for kind in model.layer_kinds):
+    if "dense" not in map(attrgetter("feed_forward"), model.layer_kinds):
         del sizes["f"]
     if model.positions.position == "learned":
         sizes["p"] = model.num_position_rows
@@ -187,7 +188,8 @@ class DecoderBuilder:
 
     def of(self, dims: str) -> dict[str, int]:
         """Return the sizes of an operator's dims."""
-        return {name: self.sizes[name] for name in dims_of(dims)}
+        names = dims_of(dims)
+        return dict(zip(names, map(self.sizes.__getitem__, names), strict=True))
 
     def part_of_token(self, tokens: int) -> int:
         """Return 1/tokens, the share of one token, where the sequence length is a quantity of the plan; else 0."""

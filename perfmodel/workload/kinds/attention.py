@@ -71,14 +71,17 @@ def attention(
     Keys are unsplit, and so are causal queries that are not shared. Saved: q, k, v, the output and the log-sum-exp of each row.
     """
     batch, queries, keys, heads = named.batch, named.queries, named.keys, named.heads
-    missing = [dim for dim in (*batch, *queries, *keys, *heads, *named.kv_heads) if dim not in dims]
-    if missing:
-        raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
-    num_keys = prod(dims[dim] for dim in keys)
+    for dim in (*batch, *queries, *keys, *heads, *named.kv_heads):
+        if dim not in dims:
+            raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {dim}")
+    num_keys = prod(map(dims.__getitem__, keys))
     window = causal.window if causal is not None and causal.window < num_keys else 0
     chosen = causal.chosen if causal is not None else None
-    inputs = (q, k, v, *[operand for operand in (sinks, chosen) if operand is not None])
+    inputs = (q, k, v, *filter(None, (sinks, chosen)))
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
+    saved = list[Data]()
+    for position, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True):
+        saved.append(Data(extent=_entries(dims, operand, width), of=position))
     work = FusedAttention(
         batch=extent(dims, batch),
         heads=extent(dims, heads),
@@ -104,10 +107,7 @@ def attention(
             )
         ),
         saved=(
-            *[
-                Data(extent=_entries(dims, operand, width), of=position)
-                for position, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
-            ],
+            *saved,
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
             *((Data(extent=extent(dims, chosen.dims), of=len(inputs) - 1),) if chosen is not None else ()),
         ),

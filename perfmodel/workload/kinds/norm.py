@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -66,13 +67,14 @@ def _norm(
     Source: sharding algebra, section 4 (norm over sharded h). Saved for backward: the input and the statistics.
     """
     x, scale = inputs[0], inputs[1].dims if len(inputs) > 1 else ()
-    over = over or tuple(dim for dim in scale if dim)
-    if not over or any(dim not in x.dims for dim in over):
+    over = over or tuple(filter(None, scale))
+    if not over or not set(over) <= set(x.dims):
         raise InputError(f"operator {name}: weight dims={scale}: must be some of the dims {x.dims} of the input; correct them")
     entries = extent(dims, x.dims)
     rows = reduced_rows(dims, x.dims, over)
     sums = reduced_rows(dims, x.dims, over, values=statistics)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
+    reduced = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=Pass.FORWARD, itemsize=4.0)
     return Operator(
         name=name,
         kind=kind,
@@ -81,7 +83,7 @@ def _norm(
         output=output,
         forward=(Stream(kernel=kernel, elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel=kernel, elements=entries, accesses=(written.gradient, read, read.gradient)),),
-        traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
+        traffic=(reduced, replace(reduced, phase=Pass.BACKWARD)),
         roles=DimRoles(unsplit=unsplit),
         saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),
         settings={"eps": eps, "over": " ".join(over)},

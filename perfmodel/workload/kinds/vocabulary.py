@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import filterfalse
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -90,7 +91,7 @@ def cross_entropy(
     Source: sharding algebra, section 4.
     """
     summed = tuple(over.split())
-    if not summed or any(dim not in logits.dims or dim in labels.dims or dim in output.dims for dim in summed):
+    if not summed or not set(summed) <= set(logits.dims) - {*labels.dims, *output.dims}:
         raise InputError(f"operator {name}: dim {over!r}: must be a dim of the logits {logits.dims} alone; correct it")
     entries = extent(dims, logits.dims)
     rows = reduced_rows(dims, logits.dims, summed)
@@ -104,7 +105,7 @@ def cross_entropy(
         forward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(entries, entries)),),
         backward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 4)),),
         traffic=(reduce,) * 3,
-        roles=DimRoles(sums=tuple(dim for dim in logits.dims if dim and dim not in (*summed, *output.dims)), padded=summed),
+        roles=DimRoles(sums=tuple(filterfalse({"", *summed, *output.dims}.__contains__, logits.dims)), padded=summed),
         saved=passes(entries),
         settings={"over": over},
         layer=layer,

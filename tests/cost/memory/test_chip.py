@@ -14,7 +14,7 @@ from perfmodel.cost.memory.plan import memory_by_class
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stages_of
 from perfmodel.cost.update import held_elements
-from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
+from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.transformer import decoder_regions

@@ -4,8 +4,8 @@ import pytest
 
 from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.layout import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.parallel.pass_orders import FORWARD, PAIRED_BACKWARD, gathers_of_chunks
-from perfmodel.parallel.placement import Placement, rank_of_stage, stages_of_ranks
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

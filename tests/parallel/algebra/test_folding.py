@@ -6,8 +6,7 @@ import pytest
 
 from perfmodel.parallel.algebra.folding import expert_parts, folding_fault, foldings
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.layout import DEFAULT_ORDER, divisors
 
 SHAPES = [(tp_kv, tp_q, cp, data) for tp_kv, tp_q, cp, data in itertools.product((1, 2, 4), (1, 2), (1, 2, 3), (1, 4, 6))]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.planner.uniform import chunks, tables
 from perfmodel.planner.uniform import space as uniform_space
 from perfmodel.planner.uniform import sweep as uniform_sweep
@@ -136,11 +137,12 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, l
     everything = unlimited_space(space)
     state = sweep(estimator, everything, top=100_000)
     costs = state.best.time if only == "time" else state.best.memory
-    of_others = [cost for cost, i in zip(costs.values, costs.ids, strict=True) if estimator.profile.not_runnable_reason(state.plan(int(i)))]
+    plans = [state.plan(int(i)) for i in costs.ids]
+    of_others = [cost for cost, plan in zip(costs.values, plans, strict=True) if not_runnable_reason(plan, estimator.profile)]
     for limit in (np.inf, float(np.median(of_others))):
         cost, plan = best_plan(estimator, everything, by_memory=only == "memory", at_most=limit, beyond=space)
         assert cost == pytest.approx(of_others[0], rel=1e-12)
-        assert estimator.profile.not_runnable_reason(plan)
+        assert not_runnable_reason(plan, estimator.profile)
         assert plan.job.global_batch == plan.micro_batch * plan.num_microbatches * plan.layout.data_parallel
     assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
 
