@@ -179,7 +179,7 @@ def _nested_time(
     return time
 
 
-def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any]) -> Any:
+def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any] | Array) -> Any:
     """Return the steps between protocols of one tier: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
     _, step, step_square, bulk, bulk_square = steps
     square = chunk * chunk

@@ -33,7 +33,7 @@ from perfmodel.cost.memory.plan import (
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import plus, rank_runs, region_sum, slowest_stage, stage_sums
 from perfmodel.cost.step import (
     beat_of,
     by_phase,
@@ -346,8 +346,8 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
 def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
     plan, columns = plans[0], row.columns.plans
-    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program.regions, estimator.profile, plan.recompute)
-    total = total_pass(tuple(flops[0] + flops[1]), columns.stages)
+    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program, estimator.profile, plan.recompute)
+    total = region_sum(tuple(flops[0] + flops[1]), columns.stages.total_sum)
     num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
     ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
     return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
@@ -424,7 +424,7 @@ def _part_times(
                 if name in ("regather", "input_gradient"):
                     name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
-    total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
+    total_f, total_b = scalar(region_sum(regions.forward, stages.total_sum)), scalar(region_sum(regions.backward, stages.total_sum))
     steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))

@@ -31,8 +31,8 @@ from perfmodel.cost.serving.attention import cached_attention_time, shared_cache
 from perfmodel.cost.serving.engine_step import EngineStep, engine_collective_time
 from perfmodel.cost.serving.experts import exchange_time, routed_experts_time
 from perfmodel.cost.serving.kernels import weight_product_time
-from perfmodel.foundation.columns import table_entries
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import table_entries
 from perfmodel.foundation.copies import Copies
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL
 from perfmodel.parallel.grid import LayoutGrid

@@ -70,7 +70,7 @@ _NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulRates:
-    """`MatmulModel` in SI units. tiles: (1 / rows, 1 / columns, output elements x penalty) of each tile; tile_columns: the same, [3, tiles].
+    """`MatmulModel` in SI units. tiles: (1 / rows, 1 / columns, output elements x penalty) of each; tile_columns: [3, tiles].
 
     fills_units: a product with fewer tiles than compute units is no slower, except for the last wave
     """

@@ -35,7 +35,7 @@ from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
-from perfmodel.cost.stages import Stages, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
+from perfmodel.cost.stages import Stages, block_rows, inner_regions, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
 from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
 from perfmodel.foundation.errors import bad_field
@@ -327,12 +327,12 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     if p == 1:
         return plan
     mixed = _Mixed(estimator, plan)
-    regions, stages = mixed.columns[0].stages.regions, mixed.columns[0].stages
+    stages = mixed.columns[0].stages
     layer, ends = [], []
     for pool in range(len(mixed.estimators)):
         times = mixed.regions[pool]
         both = [scalar(f + b) for f, b in zip(times.forward, times.backward, strict=True)]
-        layer.append(scalar(mean_block(tuple(both), regions, stages.inner, stages.total)))
+        layer.append(scalar(mean_block(tuple(both), stages, stages.total)))
         ends.append((sum(both[: stages.inner.start]), sum(both[stages.inner.stop :])))
 
     def slowest(of: Callable[[int], float], rank: int) -> float:
@@ -383,7 +383,8 @@ def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> Micr
     """Return the micro-batch columns that a report reads, by region."""
     names = [name for name in _ROWS if getattr(parts[0], name) is not None]
     rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows)
+    program = replace(parts[0].program, regions=regions, inner=inner_regions(regions), is_block=block_rows(regions))
+    return replace(parts[0], program=program, **rows)
 
 
 _ROWS = (

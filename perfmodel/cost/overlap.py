@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, region_sum, slowest_stage, stage_sums
 from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
@@ -128,7 +128,7 @@ def exposed_each_microbatch(
     is_mean = weight != 1.0  # otherwise the totals are unused
     totals: tuple[Any, Any] = (0.0, 0.0)
     if is_mean:
-        totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+        totals = region_sum(regions.forward, stages.total_sum), region_sum(regions.backward, stages.total_sum)
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
         exposed_f, exposed_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)

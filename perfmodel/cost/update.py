@@ -17,7 +17,7 @@ from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.parameters import TIMES, WHAT, CastTimes, FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.program import Program
-from perfmodel.cost.stages import Ranks, Stages, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, region_sum, slowest_stage, stage_sums
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.session import session_cache
@@ -222,7 +222,7 @@ def held_elements(terms: ParameterTerms | FrozenBytes, stages: Stages, *, sharde
     """Return the trained elements, or the bytes of frozen weights, on each distinct rank."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = terms.tied[int(sharded)]
-    return first - stages.joins_ends * twice, *between, last - stages.is_single * twice
+    return first - stages.has_both_ends[0] * twice, *between, last - stages.is_single * twice
 
 
 def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: OptimizerBytes, machine: Machine) -> Any:
@@ -273,7 +273,7 @@ def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
     """
     if terms.casts is None:
         return 0.0
-    return total_pass(terms.casts.first, stages) + slowest_stage(stage_sums(terms.casts.update, stages))
+    return region_sum(terms.casts.first, stages.total_sum) + slowest_stage(stage_sums(terms.casts.update, stages))
 
 
 def compression_time(terms: ParameterTerms, stages: Stages, *, num_microbatches: Column) -> Any:

@@ -13,7 +13,7 @@ from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
-from perfmodel.cost.step import exposed_sends, host_factor, pace, phase_launches
+from perfmodel.cost.step import exposed_sends, host_factor, pace, with_communication
 from perfmodel.cost.update import element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
@@ -35,7 +35,7 @@ def row_of(*, chips=16, profile="megatron", job=None, **knobs):
 
 def launches_of(micro, region):
     """The launches of a region by phase, with `regather`."""
-    phases, regather = phase_launches(micro)
+    phases, regather = with_communication(micro.launches, micro.collectives)
     return dict(zip(PHASES, phases[:, region], strict=True)) | {"regather": regather[region]}
 
 

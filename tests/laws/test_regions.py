@@ -18,7 +18,7 @@ from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.stages import Stages, stages_of, total_pass
+from perfmodel.cost.stages import Stages, region_sum, stages_of
 from perfmodel.cost.step import region_times
 from perfmodel.cost.update import Bytes, ParameterTerms, element_bytes, held_elements, parameter_terms
 from perfmodel.foundation.dtypes import Dtype
@@ -121,7 +121,7 @@ class Priced:
         by_region = {"forward": times.forward, "backward": times.backward, "kept": self.kept.kept, "publish": p.publish}
         for name, events in (("gather", p.gather_forward), ("gather again", p.gather_backward), ("reduce", p.reduce), ("sum", p.tp_sum)):
             by_region |= {f"{name} {period}": values for period, values in events.items()}
-        sums = {name: total_pass(values, stages) for name, values in by_region.items()}
+        sums = {name: region_sum(values, stages.total_sum) for name, values in by_region.items()}
         sums["elements"] = held_elements(p, stages, sharded=False)[0]
         sums["shards"] = held_elements(p, stages, sharded=True)[0]
         return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in sums.items()}

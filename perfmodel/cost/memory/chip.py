@@ -22,7 +22,7 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.schedules import Pipeline, schedule_of
-from perfmodel.cost.stages import Stages, stage_sums, sum_of
+from perfmodel.cost.stages import Stages, mean_block, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -107,7 +107,7 @@ ActivationBytes = dict[At, tuple[Any, Any]]
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
     """Return the parts with their own passes in flight on a distinct rank: blocks, and regions before or after them."""
     has_first = rank == 0 and not stages.regions[0].is_block
-    has_last = stages.may_end(rank) and not stages.regions[-1].is_block
+    has_last = rank == stages.ending and not stages.regions[-1].is_block
     return (At.BLOCKS, *[At.FIRST] * has_first, *[At.LAST] * has_last)
 
 
@@ -146,7 +146,7 @@ def kept_by_moment(
     alive = {
         At.BLOCKS: live.most,
         At.LAST: live.most - live.fewer_at_last,
-        At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_first),
+        At.FIRST: live.most + (stages.blocks[rank] - live.fewer_at_first),
     }
     # no logits if the most blocks are in flight while another virtual stage runs
     has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
@@ -197,13 +197,13 @@ def kept_on_rank(
     """
     schedule = schedule_of(pipeline.schedule)
     p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
-    is_first, is_last = stages.is_first(rank), stages.is_last(rank)
+    is_first, is_last = stages.is_first[rank], stages.is_last[rank]
     begun, ended = is_first * schedule.begun(index, pipeline), is_last * schedule.ended(index, pipeline)
-    of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
+    of_blocks = live_blocks * mean_block(activations.kept, stages, stages.runs[rank])
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     if activations.postponed:
         passes = schedule.postponed(index, pipeline)
-        of_blocks = of_blocks + (passes * stages.blocks(rank) / v) * stages.mean_block(activations.postponed, rank)
+        of_blocks = of_blocks + (passes * stages.blocks[rank] / v) * mean_block(activations.postponed, stages, stages.runs[rank])
         of_ends = of_ends + is_last * (np.maximum(passes - 1.0, 0.0) * sum_of(activations.postponed[stages.inner.stop :]))
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.stages.pipeline_keeps_boundaries:
@@ -211,7 +211,9 @@ def kept_on_rank(
     # the input of a pass is already in its receive buffer
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
-    receives = m * (((2.0 * v - is_first) - is_last) - stages.num_local(rank))
+    # in a V, the last rank sends itself two inputs for each micro-batch
+    local = 2.0 if stages.is_folded and rank == stages.num_ranks - 1 else 0.0
+    receives = m * (((2.0 * v - is_first) - is_last) - local)
     return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * ((receives - none_left) * activations.boundary)
 
 
@@ -259,15 +261,15 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(of.profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
-    kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
+    kept, full = mean_block(activations.kept, stages, stages.runs[rank]), mean_block(terms.full, stages, stages.runs[rank])
     # of the regions after the blocks and of those before them, with the outputs that a stage has sent
-    of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (of.activation_bytes * keeps_sent))
-    of_first = stages.is_first(rank) * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
+    of_last = stages.is_last[rank] * (sum_of(activations.kept[after:]) + activations.logits * (of.activation_bytes * keeps_sent))
+    of_first = stages.is_first[rank] * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
     fewer = {At.BLOCKS: live.fewer, At.LAST: live.later_at_last, At.FIRST: live.later_at_first}
     freed = {at: (layers * kept + live.ended * (of_last + of_first)) * factor for at, layers in fewer.items()}
     # the regions after the blocks run backward with the first pass of the last virtual stage
-    last = stages.is_last(rank) * (sum_of(terms.full[after:]) * size)
-    first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
+    last = stages.is_last[rank] * (sum_of(terms.full[after:]) * size)
+    first = stages.is_first[rank] * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
     unsent = no_gradient_sent(live, rank, of.num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
@@ -277,7 +279,7 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
     reduced = over * (1.0 + (sizes.gathered / sizes.gradient.unsharded if sizes.gradient.unsharded else 0.0))
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.gradient.produced != sizes.gradient.unsharded)
-    staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
+    staying = mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), stages, stages.runs[rank])
     of_block = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return UnreducedGradients(
         early=early,
@@ -285,7 +287,7 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
         freed=freed,
         coming=(ends + of_block, (ends + of_block) + above * (full * size)),
         passed=above * (kept * factor),
-        below=gradients - reduced - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
+        below=gradients - reduced - (stages.is_first[rank] * (1.0 - is_converted)) * (terms.full[0] * size),
     )
 
 
@@ -320,7 +322,7 @@ def waiting_memory(of: MemoryTerms, rank: int) -> Any:
     if allocator.delayed_collectives == 0.0 and allocator.waiting_gradient_fraction == 0.0:
         return allocator.workspace_bytes
     passes = 2.0 * of.num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(allocator.delayed_collectives, 2.0 * of.stages.blocks(rank) * passes)
+    collectives = np.minimum(allocator.delayed_collectives, 2.0 * of.stages.blocks[rank] * passes)
     full = boundary * (of.tp if of.is_scattered else 1.0)
     delayed = ((np.minimum(of.tp - 1.0, 1.0) * collectives) * of.activations.run_ahead) * (full + boundary * float(of.is_scattered))
     later = np.minimum(of.num_microbatches - 1.0, 1.0)

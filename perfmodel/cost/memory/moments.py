@@ -90,7 +90,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         forward=tuple(forward),
         boundary=micro.boundary,
         logits=micro.logits,
-        run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
+        run_ahead=run_ahead_fraction(micro, profile, recompute, tp) if profile.allocator.delayed_collectives else 0.0 * tp,
         postponed=tuple(saved_classes(micro)[SAVED.index("postponed")]) if program.splits_backward else (),
     )
 
@@ -186,8 +186,8 @@ class _Moments:
         self.profile, self.activation_bytes = of.profile, of.activation_bytes
         self.regions: Regions = of.stages.regions
         self.runs = of.stages.runs[rank]
-        self.is_last_rank = of.stages.may_end(rank)
-        self.tied: Any = of.stages.has_both_ends(rank) * of.terms.tied[0]
+        self.is_last_rank = rank == of.stages.ending
+        self.tied: Any = of.stages.has_both_ends[rank] * of.terms.tied[0]
 
     def at(self, region: int) -> At:
         """Return the part of the model to which a region belongs."""
@@ -237,7 +237,7 @@ class _Moments:
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
                 if i == self.stages.inner.start - 1 and self.profile.stages.pipeline_keeps_boundaries:
                     # the gradient received by a first stage without blocks is in its buffer
-                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
+                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks[0]) > 0.0, a.forward[i], peak)
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
@@ -294,7 +294,7 @@ class _Sharded:
         self.twice = rank.tied
         frozen = self.t.frozen
         #: bytes of a frozen matrix that both ends read
-        frozen_twice = rank.stages.has_both_ends(rank.rank) * frozen.tied[0] if frozen is not None else 0.0
+        frozen_twice = rank.stages.has_both_ends[rank.rank] * frozen.tied[0] if frozen is not None else 0.0
         self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
         self.untied = 1.0 - self.is_tied
         there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
@@ -305,7 +305,7 @@ class _Sharded:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.gradient.reduced for unit in self.wide]
         sums = [runs * held if region.is_block else held for runs, region, held in zip(self.runs, regions, self.held, strict=True)]
-        self.total = sum_of(sums) - rank.stages.has_both_ends(rank.rank) * self.t.tied[1] * sizes.gradient.sharded
+        self.total = sum_of(sums) - rank.stages.has_both_ends[rank.rank] * self.t.tied[1] * sizes.gradient.sharded
         #: the unit of the shared matrix, until it is reduced
         self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.gradient.produced)
         if self.has_last:

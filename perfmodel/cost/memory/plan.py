@@ -159,7 +159,7 @@ def imbalance_of(
 ) -> tuple[Column, ...]:
     """Return the ratio of the layers that each distinct rank may hold to those in its prediction."""
     if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
-        return imbalance(model, num_ranks, [*map(stages.blocks, range(stages.num_ranks))])
+        return imbalance(model, num_ranks, stages.blocks)
     return (1.0,) * stages.num_ranks
 
 

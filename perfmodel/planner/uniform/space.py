@@ -378,7 +378,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
         for choice in choices:
-            has_fuller, moments = _moments_apart(choice.schedule, choice.stage_layers, pp, float(stages.blocks(0)))
+            has_fuller, moments = _moments_apart(choice.schedule, choice.stage_layers, pp, float(stages.blocks[0]))
             fuller |= has_fuller
             apart |= moments
         groups.setdefault(fuller, []).append((stages, choices, apart))
