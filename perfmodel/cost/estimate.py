@@ -32,14 +32,11 @@ from perfmodel.cost.memory.plan import (
 )
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import plus, rank_runs, region_sum, slowest_stage, stage_sums
 from perfmodel.cost.step import (
-    beat_of,
     by_phase,
     exposed_communication,
     exposed_exchange_times,
-    exposed_sends,
     overlapped_exchange_times,
     pace,
     passes_of,
@@ -442,10 +439,7 @@ def _part_times(
     scale = m * steady / pass_times[critical]
     for name in detail:
         detail[name] *= scale
-    pipeline = Pipeline(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages))
-    beat = beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile)
-    sends = scalar(exposed_sends(columns.hop, beat / pipeline.virtual_stages, pipeline, profile))
-    sends -= scalar(columns.overlapped_sends)
+    sends = scalar(columns.sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
     detail["parameter_gather"] = scalar(outside.gather)

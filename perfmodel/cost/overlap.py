@@ -73,7 +73,7 @@ def parameter_time(
             # reductions once a step overlap with what the last micro-batch's own gathers and reductions leave of the window;
             # a rank whose waits are below the pipeline's increase in pace gains the difference
             rank_windows = stage_sums(windows, stages)
-            if waits_each_microbatch(terms):
+            if terms.program.waits:
                 rank_windows = plus(rank_windows, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, rank_windows, strict=True))
         reduction = reduction + slowest_stage(once)
@@ -84,11 +84,6 @@ def parameter_time(
         exposed_sums = slowest_stage(stage_sums(sums, stages))
         reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
-
-
-def waits_each_microbatch(terms: ParameterTerms) -> bool:
-    """Return whether every micro-batch gathers parameters or reduces gradients."""
-    return any((event, "microbatch") in terms.program.happens for event in ("gather_forward", "gather_backward", "reduce"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +116,9 @@ def exposed_each_microbatch(
     gather: Column = 0.0
     reduction: Column = 0.0
     per_rank: Ranks = (0.0,) * stages.num_ranks
-    gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
-    if not gathers and ("reduce", "microbatch") not in happens:
+    if not terms.program.waits:
         return Waits()
+    gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     is_mean = weight != 1.0  # otherwise the totals are unused
     totals: tuple[Any, Any] = (0.0, 0.0)

@@ -235,7 +235,7 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 
     Source: Megatron-Core overlaps only in the 1f1b phase (`overlap_moe_expert_parallel_comm`); sums as in `cost/schedules.py`.
     """
-    return region_sum(regions.ends, stages.total_sum) if regions.ends else 0.0
+    return region_sum(regions.ends, stages.total_sum)
 
 
 def overlapped_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
@@ -380,8 +380,17 @@ MASK_BYTES = 2.0
 """[byte] An element of an attention mask between pipeline stages: NCCL sends no booleans, so it is cast to 16 bits."""
 
 
-def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> Any:
-    """Return the time of all micro-batches through the pipeline, with exposed sends. [s]"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTime:
+    """Time of all micro-batches through the pipeline, with its exposed sends, and the time of a further micro-batch. [s]"""
+
+    time: Any
+    sends: Any
+    beat: Any
+
+
+def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> PipelineTime:
+    """Return the time of the passes of all micro-batches through the pipeline."""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     total_f, total_b = region_sum(regions.forward, stages.total_sum), region_sum(regions.backward, stages.total_sum)
     num_ranks, weight = pipeline.num_ranks, profile.timing.uneven_stage_weight
@@ -403,7 +412,8 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         times = replace(times, by_stage=tuple(zip(*by_kind, strict=True)))
     schedule = schedule_of(pipeline.schedule)
     beat = times.slowest_forward + times.slowest_backward if schedule.paces_apart else times.slowest
-    return schedule.time(times, pipeline) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
+    sends = exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
+    return PipelineTime(time=schedule.time(times, pipeline) + sends, sends=sends, beat=beat)
 
 
 def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: ExecutionProfile) -> Any:

@@ -239,7 +239,7 @@ def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backwar
     row = row_of(dp_replicate=16)
     reductions = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
     happens = row.plans.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
-    terms = replace(row.plans.terms, reduce=reductions, program=replace(row.plans.terms.program, happens=happens))
+    terms = replace(row.plans.terms, reduce=reductions, program=replace(row.plans.terms.program, happens=happens, waits=True))
     profile = profile_of("megatron").having(exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
     _, reduction = parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([3.0]), profile=profile)
     t, w = stage_sums(reductions["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]

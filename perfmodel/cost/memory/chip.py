@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.schedules import Pipeline, schedule_of
 from perfmodel.cost.stages import Stages, mean_block, stage_sums, sum_of
@@ -66,7 +66,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
         return held
     stored = held_elements(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
     gathered_frozen = held_elements(terms.frozen, stages, sharded=False)
-    on_chip, stays = float(not sizes.hosts_weights), float(keeps_gathered(terms.program))
+    on_chip, stays = float(not sizes.hosts_weights), float(terms.program.keeps_gathered)
     return [
         (weights + stored[i] * on_chip, gradients, optimizer, gathered + stays * gathered_frozen[i])
         for i, (weights, gradients, optimizer, gathered) in enumerate(held)
@@ -87,7 +87,7 @@ def held_bytes(
     gradients: Column = 0.0
     if program.holds_sharded_weights:
         weights, optimizer = shard * sizes.stored, states * sizes.optimizer.state
-        if keeps_gathered(program):
+        if program.keeps_gathered:
             gathered = full * sizes.gathered
     elif sizes.keeps_compute_copy:
         # the copy that operators read; the master copy is part of the optimizer state

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes, saved_classes
-from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
 from perfmodel.cost.step import exchanged_passes, run_ahead_fraction
@@ -93,11 +92,6 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         run_ahead=run_ahead_fraction(micro, profile, recompute, tp) if profile.allocator.delayed_collectives else 0.0 * tp,
         postponed=tuple(saved_classes(micro)[SAVED.index("postponed")]) if program.splits_backward else (),
     )
-
-
-def keeps_gathered(program: ParameterProgram) -> bool:
-    """Return whether sharded weights stay gathered, and gradients unreduced, for all micro-batches (torch's pipelines)."""
-    return program.holds_sharded_weights and not program.holds_sharded_gradients
 
 
 class At(StrEnum):
@@ -218,7 +212,7 @@ class _Moments:
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # gradients are accumulated at once in the dtype in which they are produced, and in another at the end of their unit
         of = sizes.gradient
-        stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and of.produced != of.unsharded))
+        stays = int(self.profile.state.steps_in_backward or (self.t.program.keeps_gathered and of.produced != of.unsharded))
         gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * of.produced
         exchanged = self.exchanged()
         moments = []

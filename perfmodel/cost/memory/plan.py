@@ -23,7 +23,7 @@ from perfmodel.cost.memory.chip import (
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, keeps_gathered, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, largest, rank_moments
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.update import ParameterTerms, held_elements
@@ -65,7 +65,7 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
     of_live   stages with an entry for each of `live`, if there are more than in `of`
     """
     unreduced = UnreducedGradients()  # none unless weights stay gathered
-    if keeps_gathered(of.terms.program):
+    if of.terms.program.keeps_gathered:
         unreduced = unreduced_gradients(of, rank, live, of_live or of.stages)
     return RankMemoryTerms(
         static=of.static[rank],

@@ -49,7 +49,7 @@ def pipeline_times(
     for schedule in schedules_of(pipelines.choices):
         at, _, v = _choices_of(schedule, pipelines.choices)
         of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
-        pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile)
+        pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile).time
     return pipeline
 
 
