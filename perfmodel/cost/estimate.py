@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
-from perfmodel.cost.live_layers import LiveLayers, live_layers
 from perfmodel.cost.machine import Machine, is_machine_of
-from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
+from perfmodel.cost.memory.chip import ActivationBytes, LiveLayers, kept_on_rank, live_layers, static_memory
 from perfmodel.cost.memory.moments import ActivationTerms, At, activation_terms
 from perfmodel.cost.memory.plan import (
     MemoryRow,
@@ -517,7 +516,7 @@ def held_on_rank(
 
     def kept_of(activations: ActivationTerms, live: LiveLayers) -> ActivationBytes:
         given = activations, stages, row.pipeline, estimator.profile
-        return kept_by_moment(*given, rank=position, index=float(rank), live=live, activation_bytes=of.activation_bytes)
+        return kept_on_rank(*given, rank=position, index=float(rank), live=live, activation_bytes=of.activation_bytes)
 
     # the first backward pass of the last rank is that of the regions after the blocks
     at_first = replace(live, most=live.at_first, fewer_at_last=0.0)

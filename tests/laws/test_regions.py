@@ -12,13 +12,13 @@ import pytest
 
 from perfmodel.cost.assigned import assigned_grid
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, rank_moments
 from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.stages import Stages, region_sum, stages_of
+from perfmodel.cost.stages import Stages, region_sum, slowest_stage, stages_of
 from perfmodel.cost.step import region_times
 from perfmodel.cost.update import Bytes, ParameterTerms, element_bytes, held_elements, parameter_terms
 from perfmodel.foundation.dtypes import Dtype
@@ -135,7 +135,7 @@ class Priced:
         """Bytes of its largest moment."""
         of = memory_terms(self.kept, self.parameters, self.stages, self.sizes, self.profile, num_microbatches=4.0, activation_bytes=2.0)
         moments = rank_moments(of, self.stages.num_ranks - 1)
-        return float(largest(moments)[0])
+        return float(slowest_stage([moment.total for moment in moments])[0])
 
 
 def memory_terms(

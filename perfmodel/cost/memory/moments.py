@@ -214,7 +214,7 @@ class _Moments:
         of = sizes.gradient
         stays = int(self.profile.state.steps_in_backward or (self.t.program.keeps_gathered and of.produced != of.unsharded))
         gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * of.produced
-        exchanged = self.exchanged()
+        exchanged = self.exchanged() if self.profile.stages.pipeline_keeps_boundaries else 0.0
         moments = []
         if self.is_last_rank:
             moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
@@ -236,8 +236,8 @@ class _Moments:
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 name = f"backward of {'a' if regions[i].is_block else 'the'} {regions[i].name or 'network'}"
-                before, buffers = neighbour(regions, i, 1), 0.0
-                if self.t.program.holds_sharded_gradients and before < len(regions):
+                buffers = 0.0
+                if self.t.program.holds_sharded_gradients and (before := neighbour(regions, i, 1)) < len(regions):
                     # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
                     buffers = self.t.padded[before] * sizes.gradient.reduced
                 moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
@@ -261,8 +261,6 @@ class _Moments:
 
     def exchanged(self) -> Any:
         """Return the boundary gradients under torch's schedules: a sent one stays for a while; a received one is in its buffer."""
-        if not self.profile.stages.pipeline_keeps_boundaries:
-            return 0.0
         if self.stages.is_folded:  # every rank sends gradients and receives some
             return (np.minimum(self.m - 1.0, 1.0) - 1.0) * self.a.boundary
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
@@ -547,11 +545,3 @@ class _Sharded:
                 gradients=self.gradients(self.total),
             ),
         ]
-
-
-def largest(moments: list[Moment]) -> Any:
-    """Return the largest total of the moments."""
-    most = moments[0].total
-    for moment in moments[1:]:
-        most = np.maximum(most, moment.total)
-    return most

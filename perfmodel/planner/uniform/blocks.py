@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.live_layers import LiveLayers
-from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, runs_at
+from perfmodel.cost.memory.chip import LiveLayers, fixed_memory, outside_bytes, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.memory.plan import activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
@@ -172,7 +171,8 @@ def plan_memory(
         largest: Any = None
         for at in times:
             in_flight = flight.kept[rank].get(at, flight.kept[rank][At.BLOCKS])
-            need = in_flight + (pipelines.of_choices(held.base(at, times)) + held.unreduced.at(at))
+            base = pipelines.of_choices(held.base(at, times))
+            need = in_flight + (base if held.unreduced is None else base + held.unreduced.at(at))
             largest = need if largest is None else np.maximum(largest, need, out=largest)
         if most is not None:
             most = pipelines.of_choices(most)

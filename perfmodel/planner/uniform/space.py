@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.live_layers import live_of_table, live_table
+from perfmodel.cost.memory.chip import live_of_table, live_table
 from perfmodel.cost.memory.moments import At
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.foundation.errors import InputError, suggest
