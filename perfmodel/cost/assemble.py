@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assigned import assigned_grid, is_scattered
-from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
-from perfmodel.cost.step import RegionTimes, beat_of, ends_time, hop_time, pipeline_step_time, region_times
-from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, parameter_terms, tied_time
+from perfmodel.cost.step import RegionTimes, ends_time, hop_time, pipeline_step_time, region_times
+from perfmodel.cost.update import ParameterTerms, cast_time, compression_time, parameter_terms, tied_time, update_times
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.cluster_text import check_equal_chips
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
 
 _Value = TypeVar("_Value")
+
+_DEGREES = attrgetter(*DEFAULT_ORDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,24 +73,20 @@ def outside_pipeline(
     num_microbatches: Column,
 ) -> OutsidePipelineTime:
     """Return exposed parameter collectives, optimizer, accumulation, casts, compression, unpaired exchanges and the host constant."""
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
-    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
+    profile, machine, m = estimator.profile, estimator.machine, num_microbatches
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
+    optimizer, accumulation = update_times(terms, stages, estimator.programs.sizes, machine, num_microbatches=m)
     return OutsidePipelineTime(
         gather=gather,
         reduction=reduction,
         tied=0.0 if stages.is_folded else tied,
-        optimizer=optimizer_time(terms, stages, sizes.optimizer, machine),
-        accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
-        casts=cast_time(terms, stages),
-        compression=compression_time(terms, stages, num_microbatches=num_microbatches),
-        ends=ends_time(regions, stages),
-        constant=step_constant(profile, machine),
+        optimizer=optimizer,
+        accumulation=accumulation,
+        casts=cast_time(terms.casts, stages) if terms.casts is not None else 0.0,
+        compression=compression_time(terms, stages, num_microbatches=m) if terms.compression is not None else 0.0,
+        ends=ends_time(regions, stages) if regions.ends else 0.0,
+        constant=profile.timing.step_time_constant + machine.host.times.get("step", 0.0),
     )
-
-
-def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
-    """Return the host's constant time per step. [s]"""
-    return profile.timing.step_time_constant + machine.host.times.get("step", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,18 +114,19 @@ class PlanColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """Plans evaluated together: every term of a step that a report may show, one entry a plan. `pipeline` is without the hidden sends."""
+    """Plans evaluated together: every term of a step that a report may show, one entry a plan.
+
+    pipeline   without the sends that overlap with parameter collectives
+    sends      exposed sends of the pipeline
+    """
 
     plans: PlanColumns
     regions: RegionTimes
     hop: Column
-    overlapped_sends: Column
+    sends: Column
     pipeline: Column
     outside_pipeline: OutsidePipelineTime
-
-    @property
-    def step_time(self) -> Any:
-        return self.pipeline + self.outside_pipeline.total
+    step_time: Any
 
 
 def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
@@ -140,11 +139,13 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     if estimator.cluster.pools:
         check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    # the fields that determine a plan's row of the grid and its stages
-    forms = {(plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp) for plan in plans}
-    rows = [first] if len(forms) == 1 else plans
+    rows = plans
+    if len(plans) > 1:
+        # the fields that determine a plan's row of the grid and its stages
+        forms = {(plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp) for plan in plans}
+        rows = [first] if len(forms) == 1 else plans
     grid, stage_layers = _placed(estimator, rows)
-    lengths = column_of(plan.job.seq_len for plan in plans)
+    sizes, lengths = column_of([plan.micro_batch for plan in rows]), column_of([plan.job.seq_len for plan in plans])
     once = _Once(estimator=estimator, is_single=first.assignment is not None or grid.num_rows * len(lengths) == 1)
     if once.is_single and first.assignment is None:  # the program of an assignment belongs to one mesh
         depends_on = microbatch_depends_on(grid, profile), parameters_depend_on(grid)
@@ -153,28 +154,24 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
     )
-
-    def micro() -> MicrobatchCost:
-        """Return the cost of a micro-batch, evaluated once if it is the same for all rows of the grid."""
-        sizes, of_rows = column_of(plan.micro_batch for plan in rows), grid
-        if grid.num_rows > 1 and all((column == column[0]).all() for column in microbatch_depends_on(grid, profile)):
-            of_rows, _ = _placed(estimator, [first])
-        return microbatch_cost(program, machine, of_rows, sizes, lengths)
-
+    of_rows = grid
+    if grid.num_rows > 1 and all((column == column[0]).all() for column in microbatch_depends_on(grid, profile)):
+        of_rows, _ = _placed(estimator, [first])  # a micro-batch costs the same for all rows
+    make_micro = partial(microbatch_cost, program, machine, of_rows, sizes, lengths)
+    cost = once(parameters, once.layout, partial(parameter_cost, parameters, profile, machine, grid))
+    stages = [
+        stages_of(program.regions, blocks, plan.layout.pp, first.schedule.placement, first.schedule.is_simulated)
+        for plan, blocks in zip(rows, stage_layers, strict=True)
+    ]
     return PlanColumns(
         program=program,
         grid=grid,
-        num_microbatches=column_of(plan.num_microbatches for plan in plans),
-        micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
-        stages=stage_columns(
-            [
-                stages_of(program.regions, blocks, plan.layout.pp, first.schedule.placement, first.schedule.is_simulated)
-                for plan, blocks in zip(rows, stage_layers, strict=True)
-            ]
-        ),
+        num_microbatches=column_of([plan.num_microbatches for plan in plans]),
+        micro=once(program, (*once.microbatch, first.micro_batch, *lengths), make_micro),
+        stages=stages[0] if len(stages) == 1 else stage_columns(stages),
         stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
-        terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
+        terms=once(cost, (), partial(parameter_terms, parameters, cost)),
         once=once,
     )
 
@@ -187,7 +184,7 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
 
     make = partial(
         make_grid,
-        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+        dict(zip(DEFAULT_ORDER, np.array([_DEGREES(plan.layout) for plan in plans]).T, strict=True)),
         [first.order],
         tier_sizes=tiers,
         num_key_value_heads=first.job.transformer.num_key_value_heads,
@@ -204,15 +201,15 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp = grid.degree["tp"]
-    m, v = columns.num_microbatches, column_of(plan.virtual_stages for plan in plans)
+    m, v = columns.num_microbatches, column_of([plan.virtual_stages for plan in plans])
     regions = once(micro, ("regions", first.recompute), partial(region_times, micro, profile, first.recompute, tp))
-    seq_len = column_of(plan.job.seq_len for plan in plans)
+    seq_len = column_of([plan.job.seq_len for plan in plans])
     hop = once(
         micro,
         ("hop", *once.layout),
         partial(hop_time, micro.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=columns.is_scattered),
     )
-    tied = once(terms, (), partial(tied_time, columns.program, terms, sizes, machine, grid))
+    tied = once(terms, (), partial(tied_time, terms, sizes, machine, grid)) if terms.program.is_tied else 0.0
     time_outside = partial(outside_pipeline, estimator, terms, tied, regions, stages, num_microbatches=m)
     return assembled_step(columns, regions, hop, time_outside, first, profile, num_microbatches=m, virtual_stages=v)
 
@@ -232,15 +229,22 @@ def assembled_step(
     stages, terms, p = columns.stages, columns.terms, columns.grid.degree["pp"]
     schedule = first.schedule
     shape = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
-    pipeline = pipeline_step_time(regions, stages, shape, hop=hop, profile=profile)
-    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    overlapped_sends: Column = 0.0
-    if first.layout.pp > 1:
-        beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        overlapped_sends = overlapped_send_time(waits.total, beat, shape, hop=hop, profile=profile)
-        pipeline = pipeline - overlapped_sends
+    times = pipeline_step_time(regions, stages, shape, hop=hop, profile=profile)
+    pipeline, sends, waits = times.time, times.sends, Waits()
+    if terms.program.waits:
+        waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+        if first.layout.pp > 1:
+            overlapped = overlapped_send_time(waits.total, times.beat, shape, hop=hop, profile=profile)
+            pipeline, sends = pipeline - overlapped, sends - overlapped
+    outside = time_outside(waits)
     return StepColumns(
-        plans=columns, regions=regions, hop=hop, overlapped_sends=overlapped_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
+        plans=columns,
+        regions=regions,
+        hop=hop,
+        sends=sends,
+        pipeline=pipeline,
+        outside_pipeline=outside,
+        step_time=pipeline + outside.total,
     )
 
 

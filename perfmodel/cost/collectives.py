@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import LinkRates
+from perfmodel.cost.link_rates import LinkRates, table_entries
 from perfmodel.cost.machine import Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.columns import Column
@@ -60,9 +60,10 @@ def collective_time(
     """
     links = machine.links
     code = COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
+    coefficients = table_entries(links.table, code, has_columns=links.table.ndim > 3)
     if len(inside) == 1:
-        return _one_tier_time(num_bytes, group_size, links.of(code)[:, 0], links, exchanged)
-    return _nested_time(num_bytes, group_size, inside, code, links, exchanged)
+        return _one_tier_time(num_bytes, group_size, coefficients[:, 0], links, exchanged)
+    return _nested_time(num_bytes, group_size, inside, coefficients, links, exchanged)
 
 
 def send_time(num_bytes: Column, ranks: Column, hop: Sequence[Column], machine: Machine) -> Any:
@@ -115,7 +116,7 @@ def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Array, l
         latency = latency + _protocol_time(chunk, crossed, latency, protocols)
         sent = sent + protocols[0] * (crossed * chunk)
     seconds = inverse_bandwidth
-    if np.max(links.mesh[0]) > 1 or links.torus[0][0].size:
+    if links.has_slowdown:
         seconds = seconds * _tier_slowdown(n, pairwise, links, 0)
     moving = sent * seconds
     if links.has_in_switch:
@@ -132,16 +133,15 @@ def _nested_time(
     num_bytes: Column,
     group_size: Column,
     inside: Sequence[Column],
-    code: int | NDArray[np.integer],
+    coefficients: Array,
     links: LinkRates,
     exchanged: Sequence[Column] | None,
 ) -> Any:
     n = group_size
-    shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
-    num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
-    coefficients = links.of(code)
+    shape = np.broadcast_shapes(np.shape(n), *map(np.shape, inside))
+    num_dims = max(len(shape), coefficients.ndim - 2, np.ndim(num_bytes))
     coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims + 2 - coefficients.ndim), *coefficients.shape[2:])
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch, *protocols = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch = coefficients[:12]
     members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
     members[0] = 1.0
     for tier, count in enumerate(inside):
@@ -160,12 +160,12 @@ def _nested_time(
     latency = _total(base * crossed) + np.minimum(ring_latency, _total(levels * tree))
     chunk = num_bytes / n
     for tier in links.stepped:
-        steps = [row[tier] for row in protocols]
+        steps = coefficients[12:, tier]
         inner_latency = base[tier] * crossed[tier] + np.minimum(hops[tier] * hop[tier], levels[tier] * tree[tier])
         latency = latency + _protocol_time(chunk, crossed[tier], inner_latency, steps)
         sent[tier] += steps[0] * (crossed[tier] * chunk)
     seconds = inverse_bandwidth
-    if any(np.max(mesh) > 1 for mesh in links.mesh) or any(rings.size for rings, _ in links.torus):
+    if links.has_slowdown:
         slowdowns = [_tier_slowdown(branches[tier], pairwise[tier], links, tier) for tier in range(len(inside))]
         seconds = seconds * np.stack(np.broadcast_arrays(*slowdowns))
     moving = sent * seconds
@@ -179,7 +179,7 @@ def _nested_time(
     return time
 
 
-def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any]) -> Any:
+def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any] | Array) -> Any:
     """Return the steps between protocols of one tier: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
     _, step, step_square, bulk, bulk_square = steps
     square = chunk * chunk

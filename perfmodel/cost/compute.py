@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.link_rates import table_entries
 from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
@@ -23,7 +24,9 @@ stay in cache. The bits are the same.
 """
 
 
-def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
+def matmul_time(
+    *, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine, rates: MatmulRates | None = None
+) -> Any:
     """Return the time of a batch of matrix multiplies [m, k] x [k, n]. [s]
 
     t = t0 + (C^p + M^p)^(1/p)
@@ -32,6 +35,7 @@ def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Col
     M = itemsize * batch * (m k + k n + m n) / B
 
     itemsize  bytes of an element of all three matrices                                         [byte]
+    rates     of another kernel than the machine's plain one
     R   achieved FLOP rate (peak * clock * peak_fraction)         B   achieved memory bandwidth
     S   compute units    tm, tn  output tile    q  its penalty exponent    a, k0, m0, p, t0  calibration
 
@@ -40,10 +44,7 @@ def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Col
     long contraction, as far as there are enough of them, and less so the shorter k is (D: split-k, stream-k).
     Source: wave and tile quantisation as in NVIDIA, Matrix Multiplication Background User's Guide; the rest is fitted.
     """
-    return _product_time(batch, m, n, k, itemsize, machine.matmul)
-
-
-def _product_time(batch: Column, m: Column, n: Column, k: Column, itemsize: Column, rates: MatmulRates) -> Any:
+    rates = rates or machine.matmul
     compute = compute_part(batch, m, n, k, rates)
     memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
     return rates.floor_time + smooth_maximum(compute, memory, rates.sharpness)
@@ -59,7 +60,7 @@ def compute_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRa
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
     if np.broadcast(batch, m, n, *depths).size <= STACK_LIMIT:
         shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
-        inverse_m, inverse_n, weight = (column.reshape(shape) for column in rates.tile_columns)
+        inverse_m, inverse_n, weight = rates.tile_columns.reshape(3, *shape)
         work = _tile_work(batch, m, n, depths, inverse_m, inverse_n, weight, rates).min(axis=0)  # a minimum is exact in any order
     else:
         work = _tile_work(batch, m, n, depths, *rates.tiles[0], rates)
@@ -111,9 +112,10 @@ def grouped_matmul_time(
     """
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
     rates = machine.grouped_matmul
-    products = _product_time(e, r / e, u * i, h, itemsize, rates.matmul) + _product_time(e, r / e, h, i, itemsize, rates.matmul)
+    up = matmul_time(batch=e, m=r / e, n=u * i, k=h, itemsize=itemsize, machine=machine, rates=rates.matmul)
+    down = matmul_time(batch=e, m=r / e, n=h, k=i, itemsize=itemsize, machine=machine, rates=rates.matmul)
     passes = (r * (3 * h + (u + 1) * i) + tokens * h) * (itemsize / rates.row_bandwidth)
-    return rates.floor_time + rates.expert_time * e + products + passes
+    return rates.floor_time + rates.expert_time * e + (up + down) + passes
 
 
 def grouped_product_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
@@ -195,8 +197,11 @@ def streaming_time(
     V, N = num_bytes, num_elements
     rates = machine.streaming
     code = KERNEL_CODE[kernel_class] if isinstance(kernel_class, str) else kernel_class
-    (floor_time, inverse_bandwidth, element_time), caches = rates.of(code)
-    for inverse_capacity, step in caches:
+    # for columns of machines, the last dim of `code` is the machine
+    has_columns = rates.table.ndim > 2
+    floor_time, inverse_bandwidth, element_time = table_entries(rates.table, code, has_columns=has_columns)
+    for cache in rates.caches:
+        inverse_capacity, step = table_entries(cache, code, has_columns=has_columns)
         x = V * inverse_capacity
         square = x * x
         inverse_bandwidth = inverse_bandwidth + step * (square / (1.0 + square))
@@ -217,58 +222,38 @@ def attention_time(
     machine: Machine,
     kernel: str = "flash",
     value_head_dim: Column | None = None,
+    is_backward: bool = False,
 ) -> Any:
-    """Return the time of a fused attention kernel, forward. [s]
+    """Return the time of a fused attention kernel, forward or backward. [s]
 
-    t = t0 + C + M
+    t = t0 + C + M; backward t0 + 2.5 / rate * C + 2 M
     C = 4 tile S wq f / R * (z (d + d0) + s1),   wq = (1 - a) * w + a * ceil(w),   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
-    d                   entries of a head; if values have another size (value_head_dim), the mean of both: one product sums over d, one
-                        writes v
+    d                   entries of a head; if values have another size (value_head_dim), the mean over the products (`forward_width`)
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
     kv_heads         g  heads of keys and values: they count in memory only
 
+    Query blocks are padded to full tiles; waves are quantised to the degree a. Backward has five products instead of two, at another rate.
+    It reads q, k, v, o, do and writes dq, dk, dv.
     Source: the shape of Dao, FlashAttention-2 (2023): one thread block for each block of queries; offsets are fitted.
     """
     rates = machine.attention[kernel]
-    head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
-    compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
+    model, values = rates.model, head_dim if value_head_dim is None else value_head_dim
+    width = forward_width(head_dim, values)
+    waves = np.ceil(query_length / model.query_tile) * (batch * heads) / rates.compute_units
+    paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness
+    keys = key_length * ((backward_width(head_dim, values) if is_backward else width) + model.head_dim_offset) + model.sequence_offset
+    compute = paid * causal_fraction * keys * (4.0 * model.query_tile * rates.compute_units / rates.flop_rate)
+    if is_backward:
+        compute = compute * (model.backward_flops / model.backward_rate)
     if rates.long is not None:
-        compute = _at_long_sequence_rate(compute, _seen(key_length, causal_fraction), rates.long[0], rates.flop_rate, rates)
-    memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
-    return rates.floor_time + compute + memory
-
-
-def attention_backward_time(
-    *,
-    batch: Column,
-    heads: Column,
-    kv_heads: Column,
-    query_length: Column,
-    key_length: Column,
-    head_dim: Column,
-    causal_fraction: Column,
-    itemsize: Column,
-    machine: Machine,
-    kernel: str = "flash",
-    value_head_dim: Column | None = None,
-) -> Any:
-    """Return the time of the same kernel's backward pass: five products instead of two, at another rate. [s]
-
-    It reads q, k, v, o, do and writes dq, dk, dv.
-
-    t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`; three of the products are over d, two over v
-    """
-    rates = machine.attention[kernel]
-    width = head_dim if value_head_dim is None else backward_width(head_dim, value_head_dim)
-    compute = _attention_compute(batch * heads, query_length, key_length, width, causal_fraction, rates)
-    compute = compute * (rates.model.backward_flops / rates.model.backward_rate)
-    if rates.long is not None:
-        short_rate = rates.flop_rate * rates.model.backward_rate
-        compute = _at_long_sequence_rate(compute, _seen(key_length, causal_fraction), rates.long[1], short_rate, rates)
-    head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
-    memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
+        # the last query sees twice the mean of keys under a causal mask, else those of the sliding window
+        seen = key_length * np.minimum(1.0, 2.0 * causal_fraction)
+        rate = rates.flop_rate * model.backward_rate if is_backward else rates.flop_rate
+        compute = _at_long_sequence_rate(compute, seen, rates.long[int(is_backward)], rate, rates)
+    passes = 4.0 if is_backward else 2.0
+    memory = (heads * query_length + kv_heads * key_length) * (batch * width) * (itemsize * (passes / rates.bandwidth))
     return rates.floor_time + compute + memory
 
 
@@ -290,11 +275,6 @@ tokens show the first (torchtitan's, Composer's), those of 500k and more the sec
 """
 
 _LONG_HEAD_DIM = 128.0
-
-
-def _seen(key_length: Column, causal_fraction: Column) -> Any:
-    """Return the keys that the last query sees: twice the mean under a causal mask, else the sliding window."""
-    return key_length * np.minimum(1.0, 2.0 * causal_fraction)
 
 
 def _at_long_sequence_rate(compute: Column, keys: Column, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
@@ -354,17 +334,6 @@ def attention_decode_time(
     memory = num_bytes / rates.bandwidth + rates.ramp_time * (square / (1.0 + square))
     units = batch * kv_heads * rates.unit_time
     return rates.floor_time + np.power(np.power(units, SMOOTH_MAXIMUM) + np.power(memory, SMOOTH_MAXIMUM), 1.0 / SMOOTH_MAXIMUM)
-
-
-def _attention_compute(
-    sequences: Column, query_length: Column, key_length: Column, head_dim: Column, fraction: Column, rates: AttentionRates
-) -> Any:
-    """Return C of `attention_time`. sequences is b h. Query blocks are padded to full tiles; waves are quantised to the degree a. [s]"""
-    model = rates.model
-    waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units
-    paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness
-    keys = key_length * (head_dim + model.head_dim_offset) + model.sequence_offset
-    return paid * fraction * keys * (4.0 * model.query_tile * rates.compute_units / rates.flop_rate)
 
 
 # --- attention of a sequence that several ranks share -----------------------------------------------------------------

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
-from perfmodel.cost.live_layers import LiveLayers, live_layers
 from perfmodel.cost.machine import Machine, is_machine_of
-from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
+from perfmodel.cost.memory.chip import ActivationBytes, LiveLayers, kept_on_rank, live_layers, static_memory
 from perfmodel.cost.memory.moments import ActivationTerms, At, activation_terms
 from perfmodel.cost.memory.plan import (
     MemoryRow,
@@ -32,14 +31,11 @@ from perfmodel.cost.memory.plan import (
 )
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
-from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import plus, rank_runs, region_sum, slowest_stage, stage_sums
 from perfmodel.cost.step import (
-    beat_of,
     by_phase,
     exposed_communication,
     exposed_exchange_times,
-    exposed_sends,
     overlapped_exchange_times,
     pace,
     passes_of,
@@ -346,8 +342,8 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
 def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
     plan, columns = plans[0], row.columns.plans
-    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program.regions, estimator.profile, plan.recompute)
-    total = total_pass(tuple(flops[0] + flops[1]), columns.stages)
+    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program, estimator.profile, plan.recompute)
+    total = region_sum(tuple(flops[0] + flops[1]), columns.stages.total_sum)
     num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
     ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
     return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
@@ -424,7 +420,7 @@ def _part_times(
                 if name in ("regather", "input_gradient"):
                     name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
-    total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
+    total_f, total_b = scalar(region_sum(regions.forward, stages.total_sum)), scalar(region_sum(regions.backward, stages.total_sum))
     steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
@@ -442,10 +438,7 @@ def _part_times(
     scale = m * steady / pass_times[critical]
     for name in detail:
         detail[name] *= scale
-    pipeline = Pipeline(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages))
-    beat = beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile)
-    sends = scalar(exposed_sends(columns.hop, beat / pipeline.virtual_stages, pipeline, profile))
-    sends -= scalar(columns.overlapped_sends)
+    sends = scalar(columns.sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
     detail["parameter_gather"] = scalar(outside.gather)
@@ -523,7 +516,7 @@ def held_on_rank(
 
     def kept_of(activations: ActivationTerms, live: LiveLayers) -> ActivationBytes:
         given = activations, stages, row.pipeline, estimator.profile
-        return kept_by_moment(*given, rank=position, index=float(rank), live=live, activation_bytes=of.activation_bytes)
+        return kept_on_rank(*given, rank=position, index=float(rank), live=live, activation_bytes=of.activation_bytes)
 
     # the first backward pass of the last rank is that of the regions after the blocks
     at_first = replace(live, most=live.at_first, fewer_at_last=0.0)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import (
-    attention_backward_time,
     attention_share,
     attention_time,
     backward_width,
@@ -26,6 +25,7 @@ from perfmodel.cost.compute import (
     matmul_time,
     streaming_time,
 )
+from perfmodel.cost.link_rates import table_entries
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
 from perfmodel.cost.serving.attention import cached_attention_time, shared_cache_time
@@ -200,10 +200,9 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
     times = []
     at = rows.attention.columns
     for row in range(len(rows.attention.names)):
-        evaluate = attention_backward_time if at["backward"][row] else attention_time
         is_latent = at["head_dim"][row] != at["value_head_dim"][row] and LATENT_KERNEL in machine.attention
         chunks = sizes[rows.amounts.axes[at["queries"][row]]]
-        time = evaluate(
+        time = attention_time(
             batch=amount[at["batch"][row]],
             heads=amount[at["heads"][row]],
             kv_heads=amount[at["kv_heads"][row]],
@@ -215,6 +214,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             machine=machine,
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
             value_head_dim=at["value_head_dim"][row],
+            is_backward=bool(at["backward"][row]),
         )
         times.append(time + machine.host.launch_time)
     return np.stack(times)
@@ -231,7 +231,9 @@ def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
         backward=st["backward"][:, None],
     )
     if st["fused"].any():
-        time = time - machine.streaming.of(st["kernel"][:, None])[0][0] * st["fused"][:, None]
+        table = machine.streaming.table
+        floor_time = table_entries(table, st["kernel"][:, None], has_columns=table.ndim > 2)[0]
+        time = time - floor_time * st["fused"][:, None]
     return np.asarray(time)
 
 

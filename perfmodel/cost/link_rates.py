@@ -86,6 +86,7 @@ class LinkRates:
 
     mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays if it is no torus
+    has_slowdown some tier is a full mesh or a torus
     has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, in-switch reduction, a ramp
     stepped      tiers with steps between protocols
     lone         rate of a chip whose node sends nothing else, over its share of the NICs; 1 without shared NICs
@@ -95,6 +96,7 @@ class LinkRates:
     table: Array
     mesh: tuple[Column, ...]
     torus: tuple[tuple[Array, Array], ...]
+    has_slowdown: bool
     has_one_shot: bool
     has_in_switch: bool
     has_ramp: bool
@@ -109,10 +111,6 @@ class LinkRates:
         table[ring] += table[nested]
         table[nested] = 0.0
         return replace(self, table=table)
-
-    def of(self, code: object) -> Array:
-        """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
-        return table_entries(self.table, code, has_columns=self.table.ndim > 3)
 
 
 LINK_ROWS = (
@@ -185,6 +183,7 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         table=table,
         mesh=tuple(mesh),
         torus=tuple(torus),
+        has_slowdown=any(np.max(links) > 1 for links in mesh) or any(rings.size for rings, _ in torus),
         has_one_shot=bool((rows["one_shot"] < NEVER).any()),
         has_in_switch=bool((rows["in_switch"] < NEVER).any()),
         has_ramp=bool(rows["ramp"].any()),

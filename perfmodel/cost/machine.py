@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, table_entries, tier_kind, tier_models
+from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, tier_kind, tier_models
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -70,7 +70,7 @@ _NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulRates:
-    """`MatmulModel` in SI units. tiles: one row (1 / rows, 1 / columns, output elements x penalty) for each tile.
+    """`MatmulModel` in SI units. tiles: (1 / rows, 1 / columns, output elements x penalty) of each; tile_columns: [3, tiles].
 
     fills_units: a product with fewer tiles than compute units is no slower, except for the last wave
     """
@@ -88,7 +88,7 @@ class MatmulRates:
     few_rows: float
     fills_units: bool
     tiles: tuple[tuple[float, float, float], ...]
-    tile_columns: tuple[Array, Array, Array]
+    tile_columns: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,6 @@ class StreamingRates:
     caches: tuple[Array, ...]
     backward: Array
     has_backward: bool
-
-    def of(self, code: object) -> tuple[Array, list[Array]]:
-        """Return (table, caches) of kernels. For columns of machines, the last dim of `code` is the machine."""
-        has_columns = self.table.ndim > 2
-        caches = [table_entries(cache, code, has_columns=has_columns) for cache in self.caches]
-        return table_entries(self.table, code, has_columns=has_columns), caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,7 +460,7 @@ def _matmul_rates(
 ) -> MatmulRates:
     """Return the rates of a model. factor: slow-down by contention."""
     rows, columns, exponent = np.array(model.tiles, dtype=np.float64).T
-    tile_columns = 1.0 / rows, 1.0 / columns, rows * columns * (1.0 + exponent * model.small_tile_penalty)
+    tile_columns = np.stack([1.0 / rows, 1.0 / columns, rows * columns * (1.0 + exponent * model.small_tile_penalty)])
     return MatmulRates(
         flop_rate=flop_rate * model.peak_fraction / factor,
         depth_offset=model.depth_offset,
@@ -480,7 +474,7 @@ def _matmul_rates(
         inverse_split_depth=1.0 / model.split_depth if model.split_depth > 0 else 0.0,
         few_rows=model.few_rows,
         fills_units=model.least_waves == 0 and model.split_depth == 0,
-        tiles=tuple(zip(*(column.tolist() for column in tile_columns), strict=True)),
+        tiles=tuple(map(tuple, tile_columns.T.tolist())),
         tile_columns=tile_columns,
     )
 

@@ -12,7 +12,6 @@ from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.cost.rows import TimedRows
-from perfmodel.cost.stages import block_rows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.choices import Recompute
@@ -76,7 +75,7 @@ def kept_bytes(micro: MicrobatchCost, recompute: Recompute) -> Array:
     kept = (keep + boundary) + dropped
     if recompute is Recompute.NONE:
         return kept
-    return np.where(block_rows(micro.program.regions), keep + boundary if recompute is Recompute.SELECTIVE else boundary + entering, kept)
+    return np.where(micro.program.is_block, keep + boundary if recompute is Recompute.SELECTIVE else boundary + entering, kept)
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
+from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, assembled_step, plan_columns
 from perfmodel.cost.compression import CompressionCost
 from perfmodel.cost.estimate import (
     Estimator,
@@ -33,11 +33,11 @@ from perfmodel.cost.estimate import (
 )
 from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
+from perfmodel.cost.overlap import Waits, parameter_time
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
-from perfmodel.cost.stages import Stages, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
+from perfmodel.cost.stages import Stages, block_rows, inner_regions, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
-from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, tied_time
+from perfmodel.cost.update import ParameterTerms, cast_time, compression_time, tied_time, update_times
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
 from perfmodel.frameworks.runnable import not_runnable_reason
@@ -181,7 +181,7 @@ class _Mixed:
         plan, equal = self.plan, self.plan.num_microbatches
         if not self.estimator.profile.timing.batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
-        if any(waits_each_microbatch(columns.terms) for columns in self.shared):
+        if any(columns.terms.program.waits for columns in self.shared):
             rule = "needs replicas that exchange weights and gradients once a step: those with fewer microbatches would wait for ever"
             raise bad_field("setting batches_by_speed", "true", rule, f"use --zero 0 or 1, not {int(plan.zero)}")
         one, two = ([float(self.step(pipelines, m).step_time[0]) for pipelines in self.pipelines] for m in (equal, equal + 1))
@@ -219,19 +219,24 @@ class _Mixed:
 
         def time_outside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
-            shared = [(self.shared[pool], self.spread[pool].machine, stages) for pool, stages in on.items()]
+            tied, optimizer, accumulation, constants = list[Any](), list[Any](), list[Any](), list[float]()
+            for pool, held in on.items():
+                of, machine = self.shared[pool], self.spread[pool].machine
+                tied.append(tied_time(of.terms, sizes, machine, of.grid) if of.terms.program.is_tied else 0.0)
+                times = update_times(of.terms, held, sizes, machine, num_microbatches=m)
+                optimizer.append(times[0])
+                accumulation.append(times[1])
+                constants.append(profile.timing.step_time_constant + machine.host.times.get("step", 0.0))
             return OutsidePipelineTime(
                 gather=gather,
                 reduction=reduction,
-                tied=slowest_stage([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
-                optimizer=slowest_stage([optimizer_time(of.terms, held, sizes.optimizer, machine) for of, machine, held in shared]),
-                accumulation=slowest_stage(
-                    [accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]
-                ),
-                casts=cast_time(terms, stages),
-                compression=compression_time(terms, stages, num_microbatches=m),
-                ends=ends_time(regions, stages),
-                constant=max(step_constant(profile, machine) for _, machine, _ in shared),
+                tied=slowest_stage(tied),
+                optimizer=slowest_stage(optimizer),
+                accumulation=slowest_stage(accumulation),
+                casts=cast_time(terms.casts, stages) if terms.casts is not None else 0.0,
+                compression=compression_time(terms, stages, num_microbatches=m) if terms.compression is not None else 0.0,
+                ends=ends_time(regions, stages) if regions.ends else 0.0,
+                constant=max(constants),
             )
 
         return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
@@ -328,12 +333,12 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     if p == 1:
         return plan
     mixed = _Mixed(estimator, plan)
-    regions, stages = mixed.columns[0].stages.regions, mixed.columns[0].stages
+    stages = mixed.columns[0].stages
     layer, ends = [], []
     for pool in range(len(mixed.estimators)):
         times = mixed.regions[pool]
         both = [scalar(f + b) for f, b in zip(times.forward, times.backward, strict=True)]
-        layer.append(scalar(mean_block(tuple(both), regions, stages.inner, stages.total)))
+        layer.append(scalar(mean_block(tuple(both), stages, stages.total)))
         ends.append((sum(both[: stages.inner.start]), sum(both[stages.inner.stop :])))
 
     def slowest(of: Callable[[int], float], rank: int) -> float:
@@ -384,7 +389,8 @@ def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> Micr
     """Return the micro-batch columns that a report reads, by region."""
     names = [name for name in _ROWS if getattr(parts[0], name) is not None]
     rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows)
+    program = replace(parts[0].program, regions=regions, inner=inner_regions(regions), is_block=block_rows(regions))
+    return replace(parts[0], program=program, **rows)
 
 
 _ROWS = (

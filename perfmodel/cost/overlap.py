@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, region_sum, slowest_stage, stage_sums
 from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
@@ -73,7 +73,7 @@ def parameter_time(
             # reductions once a step overlap with what the last micro-batch's own gathers and reductions leave of the window;
             # a rank whose waits are below the pipeline's increase in pace gains the difference
             rank_windows = stage_sums(windows, stages)
-            if waits_each_microbatch(terms):
+            if terms.program.waits:
                 rank_windows = plus(rank_windows, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, rank_windows, strict=True))
         reduction = reduction + slowest_stage(once)
@@ -84,11 +84,6 @@ def parameter_time(
         exposed_sums = slowest_stage(stage_sums(sums, stages))
         reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
-
-
-def waits_each_microbatch(terms: ParameterTerms) -> bool:
-    """Return whether every micro-batch gathers parameters or reduces gradients."""
-    return any((event, "microbatch") in terms.program.happens for event in ("gather_forward", "gather_backward", "reduce"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +116,14 @@ def exposed_each_microbatch(
     gather: Column = 0.0
     reduction: Column = 0.0
     per_rank: Ranks = (0.0,) * stages.num_ranks
-    gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
-    if not gathers and ("reduce", "microbatch") not in happens:
+    if not terms.program.waits:
         return Waits()
+    gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     is_mean = weight != 1.0  # otherwise the totals are unused
     totals: tuple[Any, Any] = (0.0, 0.0)
     if is_mean:
-        totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+        totals = region_sum(regions.forward, stages.total_sum), region_sum(regions.backward, stages.total_sum)
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
         exposed_f, exposed_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)

@@ -36,6 +36,8 @@ _FLOAT32 = 4.0
 #: Events of a region's parameters, and how often they happen.
 WHAT = ("gather_forward", "gather_backward", "sum", "reduce", "publish")
 TIMES = ("microbatch", "step")
+#: Events for which every micro-batch may have to wait.
+_WAITS = {("gather_forward", "microbatch"), ("gather_backward", "microbatch"), ("reduce", "microbatch")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,9 +76,11 @@ class UnitColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MatrixMasks:
-    """Masks of the axes that shard rows and columns of the stored matrix, and of those that ZeRO adds: [parameters] each."""
+class MatrixColumns:
+    """Columns of stored matrices: [parameters, 1] sizes, and [parameters] masks of the axes that shard rows and columns, and of ZeRO's."""
 
+    num_rows: NDArray[np.float64]
+    num_columns: NDArray[np.float64]
     row: NDArray[np.int64]
     column: NDArray[np.int64]
     zero: NDArray[np.int64]
@@ -91,6 +95,12 @@ class ParameterProgram:
     sums: (region, parameter, mask of the axes) of each gradient that is summed separately before it is scattered.
     bucket_scale: bytes of a gradient as reduced over those as produced, in the parameter's dtype: bucket sizes count the latter.
     happens: (what, times) that have an event.
+    waits: whether every micro-batch gathers parameters or reduces gradients.
+    keeps_gathered: whether sharded weights stay gathered, and gradients unreduced, for all micro-batches (torch's pipelines).
+    is_tied: whether several regions read a trained parameter.
+    has_copies: whether a parameter is frozen or has a low-precision copy.
+    has_casts: whether a framework casts a parameter in a pass outside of its readers.
+    data_axes: axes other than tensor axes that reduce gradients.
     compression: of the gradients that replicas all-reduce.
     """
 
@@ -100,13 +110,19 @@ class ParameterProgram:
     units: UnitColumns
     bucket_scale: float
     masks: tuple[frozenset[str], ...]
-    matrices: MatrixMasks
+    matrices: MatrixColumns
     members: tuple[tuple[int, ...], ...]
     sums: tuple[tuple[int, int, int], ...]
     holds_sharded_gradients: bool
     holds_sharded_weights: bool
     frees_gathered: bool
     happens: frozenset[tuple[str, str]]
+    waits: bool
+    keeps_gathered: bool
+    is_tied: bool
+    has_copies: bool
+    has_casts: bool
+    data_axes: frozenset[str]
     compression: Compression = NO_COMPRESSION
 
 
@@ -226,13 +242,16 @@ def compile_parameters(
 
     shares   size of each parameter's unit over the parameter; none: the parameters form the units
     """
-    region_index = {region.name: i for i, region in enumerate(regions)}
+    region_names = [region.name for region in regions]
     keeps = pipelined and profile.stages.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
+    members: list[list[int]] = [[] for _ in regions]
     events = []
     for i, parameter in enumerate(parameters):
-        region = 0 if joins_ends and parameter.is_end else region_index[parameter.regions[0]]
+        for name in parameter.regions:
+            members[region_names.index(name)].append(i)
+        region = 0 if joins_ends and parameter.is_end else region_names.index(parameter.regions[0])
         parameter_events = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
         scattered = CollectiveKind.REDUCE_SCATTER in [event.kind for event in parameter_events]
         for event in parameter_events:
@@ -250,11 +269,20 @@ def compile_parameters(
     events.sort(key=itemgetter(0))
     units = [entry[0] for entry in events]
     starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
-    matrix_masks = []
+    matrix_masks, data_axes = [], frozenset[str]()
+    is_tied = has_copies = has_casts = False
     for parameter in parameters:
+        if not parameter.is_frozen:
+            data_axes |= parameter.gradient_axes - TENSOR_AXES
+            is_tied |= len(parameter.regions) > 1
+        has_copies |= parameter.is_frozen or parameter.copy_bytes > 0.0
+        has_casts |= parameter.casts != NO_CASTS
         of_matrix = parameter.row_axes, parameter.column_axes, shard_axes(parameter.gradient_axes)
         matrix_masks.append([masks.setdefault(axes, len(masks)) for axes in of_matrix])
     row, column, shards = np.array(matrix_masks, dtype=np.int64).reshape(-1, 3).T
+    happens = frozenset([unit[:2] for unit in units])
+    holds_sharded_gradients = zero >= 2 and not keeps
+    holds_sharded_weights = zero == 3 or (zero == 2 and profile.state.zero2_stores_shards)
     return ParameterProgram(
         zero=zero,
         parameters=parameters,
@@ -275,14 +303,26 @@ def compile_parameters(
             tensors=np.diff([*starts, len(units)]).astype(np.float64),
         ),
         bucket_scale=gradient_bytes / parameter_bytes,
-        matrices=MatrixMasks(row=row, column=column, zero=shards),
+        matrices=MatrixColumns(
+            num_rows=np.array([[float(p.num_rows)] for p in parameters]),
+            num_columns=np.array([[float(p.num_columns)] for p in parameters]),
+            row=row,
+            column=column,
+            zero=shards,
+        ),
         masks=tuple(masks),
-        members=tuple([tuple([i for i, p in enumerate(parameters) if region.name in p.regions]) for region in regions]),
+        members=tuple(map(tuple, members)),
         sums=tuple([(unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"]),
-        holds_sharded_gradients=zero >= 2 and not keeps,
-        holds_sharded_weights=zero == 3 or (zero == 2 and profile.state.zero2_stores_shards),
+        holds_sharded_gradients=holds_sharded_gradients,
+        holds_sharded_weights=holds_sharded_weights,
         frees_gathered=zero == 3 and not keeps,
-        happens=frozenset([unit[:2] for unit in units]),
+        happens=happens,
+        waits=not happens.isdisjoint(_WAITS),
+        keeps_gathered=holds_sharded_weights and not holds_sharded_gradients,
+        is_tied=is_tied,
+        has_copies=has_copies,
+        has_casts=has_casts,
+        data_axes=data_axes,
         compression=compression_of(profile.communication.gradient_compression) if zero == 0 else NO_COMPRESSION,
     )
 
@@ -294,12 +334,12 @@ def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], 
         into, of = masks[first[4]], masks[second[4]]
         if first[:4] == second[:4] and first[5] == second[5] and into < of:
             pairs.append((-len(of), len(into), a, b))
-    return tuple((a, b) for *_, a, b in sorted(pairs))
+    return tuple(map(itemgetter(2, 3), sorted(pairs)))
 
 
 def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
     """Return the grid columns that determine the cost of parameters, tied ones too: rows that agree in all of them cost the same."""
-    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
+    columns = [*map(grid.degree.__getitem__, DEFAULT_ORDER[:-1])]
     for tier in grid.inside:
         columns += list(tier.values())
     columns += list(grid.hop)  # placement of the first and last stage, for tied embeddings
@@ -310,11 +350,10 @@ def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
     """Return times and elements on every row of the grid."""
     sizes = np.array([*map(grid.size, program.masks)])
-    rows = np.array([[float(p.num_rows)] for p in program.parameters])
-    columns = np.array([[float(p.num_columns)] for p in program.parameters])
-    local_rows = np.ceil(rows / sizes[program.matrices.row])
-    local_columns = columns / sizes[program.matrices.column]
-    ways = sizes[program.matrices.zero]
+    matrix = program.matrices
+    local_rows = np.ceil(matrix.num_rows / sizes[matrix.row])
+    local_columns = matrix.num_columns / sizes[matrix.column]
+    ways = sizes[matrix.zero]
     shard_elements = stored_rows(local_rows, ways) * local_columns
     gathered = shard_elements * ways
     local = local_rows * local_columns
@@ -338,12 +377,11 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         for region, i, of in program.sums:
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     frozen = None
-    special = [p for p in program.parameters if p.is_frozen or p.copy_bytes]
-    if special:
+    if program.has_copies:
         # unsharded weights have low-precision copies in addition; sharded weights are cast layer by layer after the gather
         copies = 0.0 if program.holds_sharded_weights else 1.0
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
-        if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in special):
+        if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
             itemsize = np.where(itemsize >= 2.0, np.maximum(itemsize, _FLOAT32), itemsize)
         # these are stored in float32 and gathered as a cast; quantized formats are stored as they are
         wide = (
@@ -355,10 +393,9 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         stored = np.where(wide, itemsize * (_FLOAT32 / 2.0), itemsize)
         held = _added_up(program, (local * itemsize, shard_elements * stored, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
-    data_axes = frozenset[str]().union(*[p.gradient_axes for p in program.parameters if not p.is_frozen]) - TENSOR_AXES
     is_reduced = np.ones(sizes.shape[1])
-    if data_axes <= frozenset(MESH_AXES):
-        is_reduced = np.broadcast_to(np.minimum(grid.size(data_axes) - 1.0, 1.0), is_reduced.shape)
+    if program.data_axes <= frozenset(MESH_AXES):
+        is_reduced = np.broadcast_to(np.minimum(grid.size(program.data_axes) - 1.0, 1.0), is_reduced.shape)
     return ParameterCost(
         time=time,
         full=full,
@@ -369,7 +406,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         is_reduced=is_reduced,
         tied=tied,
         frozen=frozen,
-        casts=_cast_times(program, local, shard_elements, machine),
+        casts=_cast_times(program, local, shard_elements, machine) if program.has_casts else None,
         compression=compression,
     )
 
@@ -390,7 +427,7 @@ def _collective_times(
     matrices   rows and columns of each unsharded gradient; no rows: it is not compressed
     """
     events, units = program.events, program.units
-    local, shard, gathered = [column[events.parameter] for column in elements]
+    local, shard, gathered = np.stack(elements)[:, events.parameter]
     buffer = np.where(events.on_shard, shard, np.where(events.is_whole, local, gathered))
     plain = buffer * events.itemsize
     totals = [np.add.reduceat(plain, units.starts, axis=0)]
@@ -421,7 +458,8 @@ def _collective_times(
     for message in sent:
         one = collective_time(units.kind[:, None], message * num_units / num_calls, group_size=size, inside=inside, machine=machine)
         times = times + np.where(message > 0.0, one * num_calls / num_units, 0.0)
-    times = times + np.where(num_bytes > 0.0, _handling_time(program, num_bytes, size, machine), 0.0)
+    if program.holds_sharded_weights:  # the gradients of unsharded weights are reduced in place
+        times = times + np.where(num_bytes > 0.0, _handling_time(program, num_bytes, size, machine), 0.0)
     return times if units.shares is None else times / units.shares, num_calls
 
 
@@ -448,7 +486,7 @@ def _compression_cost(
     return CompressionCost(time=tuple(time), kept=tuple(kept), copy=tuple(copy / np.maximum(most, 1.0)))
 
 
-def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
+def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes:
     """Return the time of passes over memory that cast weights. Copies live as long as the weight that they are made of.
 
     t = V (c / B),   c of `WeightCasts`
@@ -461,8 +499,6 @@ def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: 
     Source: TransformerEngine, `pytorch/module/linear.py`: a cast weight is kept for the micro-batches after the first
     (`is_first_microbatch`). Under FSDP2 it is not (`cache_name`, `columnwise_usage`), but cast in both orders in backward.
     """
-    if all(parameter.casts == NO_CASTS for parameter in program.parameters):
-        return None
     gathers, again = (("gather_" + when, "microbatch") in program.happens for when in ("forward", "backward"))
     casts = [parameter.casts for parameter in program.parameters]
     updated = shard if program.zero else local
@@ -508,12 +544,7 @@ def _added_up(
 
 
 def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:
-    """Return the overhead of a unit's collective: host time of its bookkeeping, and packing and unpacking of its buffer. [s]
-
-    Unsharded weights need neither: their gradients are reduced in place.
-    """
-    if not program.holds_sharded_weights:
-        return 0.0
+    """Return the overhead of a unit's collective: host time of its bookkeeping, and packing and unpacking of its buffer. [s]"""
     host = machine.host.times
     is_gather = (program.units.kind == COLLECTIVE_CODE[CollectiveKind.ALL_GATHER])[:, None]
     once = np.where(is_gather, host.get("gather_unit", 0.0), host.get("reduce_unit", 0.0))

@@ -18,7 +18,7 @@ from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms, kept_tensors
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, RowCompiler, Rows, TimedRows, plain_rows
-from perfmodel.cost.stages import inner_regions
+from perfmodel.cost.stages import block_rows, inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_behaviour
@@ -68,6 +68,7 @@ class Peaks:
 class Program:
     """Rows of the cost of one micro-batch on one chip.
 
+    inner, is_block   regions from the first block to the last, and [regions, 1] which are blocks
     rows        timed rows; segment = region * len(PHASES) + phase, for traffic * len(COMM) + class
     concurrent  timed rows of operators that may overlap with exchanges (also in `rows`); None: the framework overlaps none
     weight_gradients   matrix products of weight gradients (also in `rows`), if they are computed separately. segment = region * 2:
@@ -86,6 +87,8 @@ class Program:
 
     derivation: ShardedGraph
     regions: tuple[Region, ...]
+    inner: range
+    is_block: NDArray[np.bool_]
     rows: TimedRows
     saved: Rows
     launches: NDArray[np.float64]
@@ -143,6 +146,8 @@ def compile_program(
     return Program(
         derivation=derivation,
         regions=graph.regions,
+        inner=inner_regions(graph.regions),
+        is_block=block_rows(graph.regions),
         rows=compilation.timed(compilation.rows),
         saved=saved,
         launches=launches,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, zip_longest
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,16 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.layout import Placement, rank_of_stage, stages_of_ranks
 from perfmodel.workload.graph import Region
 
+if TYPE_CHECKING:
+    from perfmodel.cost.program import Program
+
 Regions = tuple[Region, ...]
 #: One value for each distinct rank: the first, the distinct middle ranks of `Stages`, the last.
 Ranks = tuple[Any, ...]
 #: One value for each region.
 ByRegion = tuple[Any, ...]
 #: (region, number of runs; None: once) for each region that runs at all.
-_Sum = tuple[tuple[int, Any], ...]
+Terms = tuple[tuple[int, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,11 @@ class Stages:
     by_stage   [virtual stage][region] runs, in model order; empty unless the stages were asked for it
 
     num_ranks        number of distinct ranks
-    sums, total_sum  terms of the sum over regions: on each distinct rank, and over all ranks
+    is_first, is_last  [rank] 1 for the first rank, and for that of the last virtual stage, else 0
+    has_both_ends    [rank] 1 if the first and the last virtual stage are on it, else 0
+    ending           the rank of the last virtual stage; with one rank, the last entry stands for it
+    blocks           [rank] number of blocks of all kinds
+    sums, total_sum, stage_terms  terms of the sum over regions: on each distinct rank, over all ranks, on each virtual stage
     """
 
     regions: Regions
@@ -57,45 +65,44 @@ class Stages:
     is_folded: bool = False
     by_stage: tuple[ByRegion, ...] = ()
     num_ranks: int = field(init=False)
-    sums: tuple[_Sum, ...] = field(init=False, repr=False, compare=False)
-    total_sum: _Sum = field(init=False, repr=False, compare=False)
+    is_first: Ranks = field(init=False, repr=False, compare=False)
+    is_last: Ranks = field(init=False, repr=False, compare=False)
+    has_both_ends: Ranks = field(init=False, repr=False, compare=False)
+    ending: int = field(init=False, repr=False, compare=False)
+    blocks: Ranks = field(init=False, repr=False, compare=False)
+    sums: tuple[Terms, ...] = field(init=False, repr=False, compare=False)
+    total_sum: Terms = field(init=False, repr=False, compare=False)
+    stage_terms: tuple[Terms, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # the last rank is summed from its end of the graph, as the first is
-        sums = *map(_sum, self.runs[:-1]), _sum(self.runs[-1])[::-1]
-        for name, value in (("num_ranks", len(self.runs)), ("sums", sums), ("total_sum", _sum(self.total))):
+        count, blocks, sums = len(self.runs), list[Any](), list[Terms]()
+        for runs in (*self.runs, self.total, *self.by_stage):
+            terms: list[tuple[int, Any]] = []
+            number: Any = None
+            for i, times in enumerate(runs):
+                if not isinstance(times, float):
+                    terms.append((i, times))
+                elif times != 0.0:
+                    terms.append((i, None if times == 1.0 else times))
+                if self.regions[i].is_block:
+                    number = times if number is None else number + times
+            sums.append(tuple(terms))
+            blocks.append(0.0 if number is None else number)
+        sums[count - 1] = sums[count - 1][::-1]  # the last rank is summed from its end of the graph, as the first is
+        from_first = (1.0, *(0.0,) * (count - 2), self.is_single)
+        ranks = {
+            "num_ranks": count,
+            "is_first": from_first,
+            "is_last": from_first if self.is_folded else from_first[::-1],
+            "has_both_ends": (1.0, *(0.0,) * (count - 1)) if self.is_folded else (self.is_single,) * count,
+            "ending": 0 if self.is_folded else count - 1,
+            "blocks": tuple(blocks[:count]),
+            "sums": tuple(sums[:count]),
+            "total_sum": sums[count],
+            "stage_terms": tuple(sums[count + 1 :]),
+        }
+        for name, value in ranks.items():
             object.__setattr__(self, name, value)
-
-    def is_first(self, rank: int) -> Any:
-        """Return 1 for the first rank, else 0."""
-        return 1.0 if rank == 0 else self.is_single if rank == self.num_ranks - 1 else 0.0
-
-    def is_last(self, rank: int) -> Any:
-        """Return 1 for the rank of the last virtual stage, else 0."""
-        if self.is_folded:
-            return self.is_first(rank)
-        return 1.0 if rank == self.num_ranks - 1 else self.is_single if rank == 0 else 0.0
-
-    @property
-    def joins_ends(self) -> Column:
-        """1 if the first and the last virtual stage are on the first rank, else 0."""
-        return 1.0 if self.is_folded else self.is_single
-
-    def has_both_ends(self, rank: int) -> Column:
-        """Return 1 if the first and the last virtual stage are on a distinct rank, else 0."""
-        return float(rank == 0) if self.is_folded else self.is_single
-
-    def may_end(self, rank: int) -> bool:
-        """Return whether the last virtual stage may be on a distinct rank: with one rank, the last entry stands for it."""
-        return rank == (0 if self.is_folded else self.num_ranks - 1)
-
-    def num_local(self, rank: int) -> float:
-        """Return the number of inputs that a distinct rank receives from itself: in a V, two on the last rank for each micro-batch."""
-        return 2.0 if self.is_folded and rank == self.num_ranks - 1 else 0.0
-
-    def blocks(self, rank: int) -> Any:
-        """Return the number of blocks of all kinds that a rank runs."""
-        return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
 
     def take(self, places: NDArray[np.int64]) -> Stages:
         """Return the stages of some of the plans."""
@@ -114,10 +121,6 @@ class Stages:
             by_stage=tuple(tuple(map(some, runs)) for runs in self.by_stage),
         )
 
-    def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
-        """Return `mean_block` over the blocks of a rank, or of all ranks."""
-        return mean_block(values, self.regions, self.inner, self.total if rank is None else self.runs[rank])
-
 
 def sum_of(values: Sequence[Any]) -> Any:
     total = values[0] if values else 0.0
@@ -126,22 +129,26 @@ def sum_of(values: Sequence[Any]) -> Any:
     return total
 
 
-def inner_regions(regions: Regions) -> range:
-    """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
-    blocks = np.flatnonzero(block_rows(regions)).tolist()
-    return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
-
-
-def block_rows(regions: Sequence[Region]) -> NDArray[np.bool_]:
+def block_rows(regions: Regions) -> NDArray[np.bool_]:
     """Return [regions, 1]: whether each region is a block."""
     return np.array([[region.is_block] for region in regions])
 
 
-def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:
-    """Return the mean of a quantity over the blocks, with the regions between them: the value itself for one kind of block, 0 for none."""
+def inner_regions(regions: Regions) -> range:
+    """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
+    blocks = [i for i, region in enumerate(regions) if region.is_block]
+    return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
+
+
+def mean_block(values: ByRegion, of: Stages | Program, runs: ByRegion) -> Any:
+    """Return the mean of a quantity over the blocks, with the regions between them: the value itself for one kind of block, 0 for none.
+
+    runs   number of times that each region runs: on a rank, on all ranks, or in the graph
+    """
+    inner = of.inner
     if len(inner) < 2:
         return values[inner.start] if inner else 0.0
-    number = sum_of([runs[i] for i in inner if regions[i].is_block])
+    number = sum_of([runs[i] for i in inner if of.regions[i].is_block])
     return sum_of([runs[i] * values[i] for i in inner]) / np.maximum(number, 1.0)
 
 
@@ -204,15 +211,15 @@ def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[i
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...], placement: Placement) -> Stages:
     """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
-    by_rank = np.array(stage_layers)[_stages_by_chunk(p, len(stage_layers), placement)]
-    between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
+    by_rank = np.array(stage_layers)[np.array(stages_of_ranks(p, len(stage_layers), placement))]
+    between = _largest(per_rank[1:-1]) if p > 2 else [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
         inner=inner_regions(regions),
         runs=(per_rank[0], *between, per_rank[-1]),
         total=tuple(np.sum(per_rank, axis=0).tolist()),
         is_single=1.0 if p == 1 else 0.0,
-        unequal=max(stage_layers) - float(by_rank.sum(axis=0).max() / len(by_rank)),
+        unequal=max(stage_layers) - float(by_rank.sum(axis=1).max() / by_rank.shape[1]),
         is_folded=p > 1 and rank_of_stage(len(stage_layers) - 1, p, placement) == 0,
     )
 
@@ -226,11 +233,6 @@ def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
     return maximal
 
 
-def _stages_by_chunk(num_ranks: int, num_stages: int, placement: Placement) -> NDArray[np.int64]:
-    """Return the virtual stages as [chunk of a rank, rank]."""
-    return np.array(stages_of_ranks(num_ranks, num_stages, placement)).T
-
-
 def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int, placement: Placement) -> tuple[float, ...]:
     """Return how often one rank runs each region."""
     return runs_of_ranks(regions, tuple(stage_layers), num_ranks, placement)[rank]
@@ -239,7 +241,7 @@ def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, ran
 @session_cache(maxsize=4096)
 def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int, placement: Placement) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
-    by_rank = runs_of_stages(regions, stage_layers)[_stages_by_chunk(num_ranks, len(stage_layers), placement)].sum(axis=0)
+    by_rank = runs_of_stages(regions, stage_layers)[np.array(stages_of_ranks(num_ranks, len(stage_layers), placement))].sum(axis=1)
     return tuple(map(tuple, by_rank.astype(np.float64).tolist()))
 
 
@@ -311,40 +313,18 @@ def _column(values: tuple[float, ...]) -> Any:
 # --- sums over what ranks run -----------------------------------------------------------------------------------
 
 
+def region_sum(values: ByRegion, terms: Terms) -> Any:
+    """Return the sum of a quantity over regions: of a rank, of a virtual stage, or of all ranks (`Stages.total_sum`)."""
+    total: Column | None = None
+    for region, times in terms:
+        more = values[region] if times is None else times * values[region]
+        total = more if total is None else total + more
+    return 0.0 if total is None else total
+
+
 def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
     """Return the sum of a quantity over the regions of each distinct rank."""
-    return _added(values, stages.sums)
-
-
-def virtual_sums(values: ByRegion, stages: Stages) -> Ranks:
-    """Return the sum of a quantity over the regions of each virtual stage, in model order."""
-    return _added(values, tuple(map(_sum, stages.by_stage)))
-
-
-def total_pass(values: ByRegion, stages: Stages) -> Any:
-    """Return the sum of a quantity over the regions of all ranks."""
-    return _added(values, (stages.total_sum,))[0]
-
-
-def _sum(runs: ByRegion) -> _Sum:
-    terms = []
-    for i, times in enumerate(runs):
-        if not isinstance(times, float):
-            terms.append((i, times))
-        elif times != 0.0:
-            terms.append((i, None if times == 1.0 else times))
-    return tuple(terms)
-
-
-def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
-    rank_sums = []
-    for terms in sums:
-        total: Column | None = None
-        for region, times in terms:
-            more = values[region] if times is None else times * values[region]
-            total = more if total is None else total + more
-        rank_sums.append(0.0 if total is None else total)
-    return tuple(rank_sums)
+    return tuple(map(partial(region_sum, values), stages.sums))
 
 
 def run_times(times: Column, value: Column) -> Any:

@@ -6,8 +6,9 @@ dimension for each independent choice. The same code serves both, so the results
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,17 @@ from perfmodel.cost.collectives import CollectiveKind, collective_time, send_tim
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
-from perfmodel.cost.program import PHASES
+from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.schedules import Pipeline, StageTimes, schedule_of
 from perfmodel.cost.stages import (
     Ranks,
     Stages,
-    block_rows,
-    inner_regions,
     mean_block,
     plus,
+    region_sum,
     slowest_stage,
     stage_sums,
     sum_of,
-    total_pass,
-    virtual_sums,
 )
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -38,7 +36,6 @@ from perfmodel.parallel.algebra.sharding import COMM, EXCHANGED, TENSOR_AXES
 from perfmodel.parallel.choices import RINGS, Recompute
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.schedule_table import AnySchedule
-from perfmodel.workload.graph import Region
 
 Array = NDArray[np.float64]
 
@@ -104,7 +101,7 @@ def by_phase(segments: Array) -> Array:
     return segments.reshape(-1, len(PHASES), segments.shape[-1]).swapaxes(0, 1)
 
 
-def _with_communication(work: Array, communication: Array) -> tuple[Array, Array]:
+def with_communication(work: Array, communication: Array) -> tuple[Array, Array]:
     """Return the sum of work and communication as [phases, regions, rows], and the communication of `regather`, which is separate."""
     by_class = communication.reshape(-1, len(COMM), communication.shape[-1])
     total = work
@@ -116,7 +113,7 @@ def _with_communication(work: Array, communication: Array) -> tuple[Array, Array
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile) -> tuple[Array, Array]:
     """Return compute and exposed communication of each phase, [phases, regions, rows]; `regather` is separate. [s]"""
-    return _with_communication((micro.matmul + micro.attention) + micro.streaming, exposed_communication(micro, profile))
+    return with_communication((micro.matmul + micro.attention) + micro.streaming, exposed_communication(micro, profile))
 
 
 def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[str, ...]:
@@ -129,13 +126,13 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
             return ("core", "rest") if profile.activations.recompute_stops_early else ("core", "rest", "tail")
 
 
-def passes_of(phases: Array, regather: Column, regions: Sequence[Region], profile: ExecutionProfile, recompute: Recompute) -> Array:
+def passes_of(phases: Array, regather: Column, program: Program, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return forward and backward sums of a quantity given by phase, [passes, regions, rows], recomputation in backward.
 
     regather   repeated all-gathers
     """
     core, rest, tail, backward = phases
-    is_block = block_rows(regions)
+    is_block = program.is_block
     # full recomputation repeats these all-gathers anyway
     backward = backward + (np.where(is_block, 0.0, regather) if recompute is Recompute.FULL else regather)
     for name in recomputed_phases(recompute, profile):
@@ -145,20 +142,20 @@ def passes_of(phases: Array, regather: Column, regions: Sequence[Region], profil
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
     """Return forward and backward times of each region. Host launches and host-memory transfers are lower bounds."""
-    regions = micro.program.regions
-    times = passes_of(*phase_times(micro, profile), regions, profile, recompute)
+    program = micro.program
+    times = passes_of(*phase_times(micro, profile), program, profile, recompute)
     alone: Array | None = None
     if profile.exchanges.hides_exchanges:
         alone = _alone_with_exchanges(micro, profile, recompute, times)
-        times = np.where(block_rows(regions), _between_exchanges(micro, profile, recompute, times), times)
+        times = np.where(program.is_block, _between_exchanges(micro, profile, recompute, times), times)
     elif micro.concurrent is not None:
-        times = times - np.where(block_rows(regions), overlapped_exchange_times(micro, profile, recompute), 0.0)
+        times = times - np.where(program.is_block, overlapped_exchange_times(micro, profile, recompute), 0.0)
     if max(profile.timing.host_launch_time, profile.timing.host_layer_time_per_tp_across_nodes) > 0:
         host, waits = host_times(micro, profile, recompute, tp), wait_times(micro, profile, recompute) if micro.waits is not None else 0.0
         times = _with_host_time(micro, times, host, waits)
         alone = None if alone is None else _with_host_time(micro, alone, host, waits)
     if profile.offloads_saved(recompute):
-        carried = np.where(block_rows(regions), kept_bytes(micro, recompute), 0.0)
+        carried = np.where(program.is_block, kept_bytes(micro, recompute), 0.0)
         times = np.maximum(times, carried / micro.host_bandwidth)
     forward, backward = times
     ends = () if alone is None else tuple(np.maximum((alone[0] + alone[1]) - (forward + backward), 0.0))
@@ -169,8 +166,8 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     if micro.between_nodes is None:
         return region_times
     # the time in which collectives occupy inter-node links
-    held = _with_communication(np.zeros_like(micro.matmul), micro.between_nodes)
-    free_forward, free_backward = np.maximum(times - passes_of(*held, regions, profile, recompute), 0.0)
+    held = with_communication(np.zeros_like(micro.matmul), micro.between_nodes)
+    free_forward, free_backward = np.maximum(times - passes_of(*held, program, profile, recompute), 0.0)
     return replace(region_times, free_forward=tuple(free_forward), free_backward=tuple(free_backward))
 
 
@@ -183,7 +180,7 @@ TRANSFER_UNITS = 20.0 / 132.0
 def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the exchange time of each region in a forward and a backward pass. [s]"""
     exchanged = by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])
-    return passes_of(exchanged, 0.0, micro.program.regions, profile, recompute)
+    return passes_of(exchanged, 0.0, micro.program, profile, recompute)
 
 
 def _between_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, times: Array) -> Array:
@@ -220,7 +217,7 @@ def _alone_with_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, reco
 
     Source: as `_between_exchanges`, where one of the layers is None.
     """
-    is_block = block_rows(micro.program.regions)
+    is_block = micro.program.is_block
     alone = times + np.where(is_block, exchanged_passes(micro, profile, recompute), 0.0)
     if micro.weight_gradients is None:
         return alone
@@ -238,19 +235,19 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 
     Source: Megatron-Core overlaps only in the 1f1b phase (`overlap_moe_expert_parallel_comm`); sums as in `cost/schedules.py`.
     """
-    return total_pass(regions.ends, stages) if regions.ends else 0.0
+    return region_sum(regions.ends, stages.total_sum)
 
 
 def overlapped_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the overlap of exchanges with independent work of the same micro-batch, less the slow-down of that work. [s]"""
     assert micro.concurrent is not None
-    work = passes_of(by_phase(micro.concurrent), 0.0, micro.program.regions, profile, recompute)
+    work = passes_of(by_phase(micro.concurrent), 0.0, micro.program, profile, recompute)
     return (1.0 - TRANSFER_UNITS) * np.minimum(work, exchanged_passes(micro, profile, recompute))
 
 
 def exposed_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the time that exchanges add to the passes of each block, with the overlap of another micro-batch. [s]"""
-    times = passes_of(*phase_times(micro, profile), micro.program.regions, profile, recompute)
+    times = passes_of(*phase_times(micro, profile), micro.program, profile, recompute)
     paired = _between_exchanges(micro, profile, recompute, times)
     return (paired[0] + paired[1]) - (times[0] + times[1])
 
@@ -262,7 +259,7 @@ def _with_host_time(micro: MicrobatchCost, device: Array, host: Array, waits: Co
     """
     if micro.host_is_chip:
         return device + host
-    regions, inner = micro.program.regions, inner_regions(micro.program.regions)
+    regions, inner = micro.program.regions, micro.program.inner
     factors = host_factor(device, host)
     if len(inner) > 1:
         together = (sum_of([regions[i].count * times[:, i] for i in inner]) for times in (device, host))
@@ -290,18 +287,13 @@ _LEAST = 1e-15
 """Smallest divisor, for regions without work. [s]"""
 
 
-def phase_launches(micro: MicrobatchCost) -> tuple[Array, Array]:
-    """Return the kernels and collectives of each phase, [phases, regions, rows]; `regather` is separate."""
-    return _with_communication(micro.launches, micro.collectives)
-
-
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Array:
     """Return the host time to launch each region's forward pass, and its backward pass with recomputation. [s]"""
-    regions, (launches, regather) = micro.program.regions, phase_launches(micro)
+    program, (launches, regather) = micro.program, with_communication(micro.launches, micro.collectives)
     launches = np.stack([*(FORWARD * launches[:-1]), launches[PHASES.index("backward")]])
-    times = profile.timing.host_launch_time * passes_of(launches, regather, regions, profile, recompute)
+    times = profile.timing.host_launch_time * passes_of(launches, regather, program, profile, recompute)
     if profile.timing.host_layer_time_per_tp_across_nodes > 0:
-        layers = np.array([[region.host_layers if region.is_block else 0] for region in regions])
+        layers = np.array([[region.host_layers if region.is_block else 0] for region in program.regions])
         across = layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
         recomputed = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
         times = times + np.stack([FORWARD_SHARE * across, (1.0 - FORWARD_SHARE + recomputed) * across])
@@ -318,24 +310,23 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     `generate_permute_indices` and DeepEP's normal mode likewise.
     """
     assert micro.waits is not None
-    counts = passes_of(by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program.regions, profile, recompute)
+    counts = passes_of(by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program, profile, recompute)
     return np.asarray(FORWARD * profile.timing.host_launch_time * counts)
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
     """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]
 
-    It matters for collectives that the chip has not executed yet, and is 0 if the allocator of the framework does not wait for them.
+    It matters for collectives that the chip has not executed yet.
     """
-    regions = micro.program.regions
-    inner, is_block = inner_regions(regions), block_rows(regions)
-    if not inner or not profile.allocator.delayed_collectives:
+    program, is_block = micro.program, micro.program.is_block
+    if not program.inner:
         return 0.0 * tp
     core, rest, tail, backward = phase_times(micro, profile)[0]
     forward_host, backward_host = host_times(micro, profile, recompute, tp)
-    counts = tuple(region.count for region in regions)
-    device = mean_block(tuple(np.where(is_block, ((core + rest) + tail) + backward, 0.0)), regions, inner, counts)
-    return device / (device + mean_block(tuple(np.where(is_block, forward_host + backward_host, 0.0)), regions, inner, counts))
+    counts = tuple(region.count for region in program.regions)
+    device = mean_block(tuple(np.where(is_block, ((core + rest) + tail) + backward, 0.0)), program, counts)
+    return device / (device + mean_block(tuple(np.where(is_block, forward_host + backward_host, 0.0)), program, counts))
 
 
 def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
@@ -350,7 +341,7 @@ def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
 def beat_of(regions: RegionTimes, stages: Stages, *, schedule: AnySchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
     """Return the time that each further micro-batch adds to a full pipeline. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+    totals = region_sum(regions.forward, stages.total_sum), region_sum(regions.backward, stages.total_sum)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
 
 
@@ -389,10 +380,19 @@ MASK_BYTES = 2.0
 """[byte] An element of an attention mask between pipeline stages: NCCL sends no booleans, so it is cast to 16 bits."""
 
 
-def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> Any:
-    """Return the time of all micro-batches through the pipeline, with exposed sends. [s]"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTime:
+    """Time of all micro-batches through the pipeline, with its exposed sends, and the time of a further micro-batch. [s]"""
+
+    time: Any
+    sends: Any
+    beat: Any
+
+
+def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> PipelineTime:
+    """Return the time of the passes of all micro-batches through the pipeline."""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    total_f, total_b = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+    total_f, total_b = region_sum(regions.forward, stages.total_sum), region_sum(regions.backward, stages.total_sum)
     num_ranks, weight = pipeline.num_ranks, profile.timing.uneven_stage_weight
     times = StageTimes(
         total_forward=total_f,
@@ -400,19 +400,20 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         slowest_forward=pace(f, total_f, num_ranks, weight),
         slowest_backward=pace(b, total_b, num_ranks, weight),
         slowest=pace(plus(f, b), total_f + total_b, num_ranks, weight),
-        unequal=stages.unequal * (stages.mean_block(regions.forward) + stages.mean_block(regions.backward)),
+        unequal=stages.unequal * (mean_block(regions.forward, stages, stages.total) + mean_block(regions.backward, stages, stages.total)),
     )
     if pipeline.schedule.splits_backward:
-        total_w = total_pass(regions.weights, stages)
+        total_w = region_sum(regions.weights, stages.total_sum)
         slowest_w = pace(stage_sums(regions.weights, stages), total_w, num_ranks, weight)
         times = replace(times, total_weights=total_w, slowest_weights=slowest_w)
     if pipeline.schedule.is_simulated:
         weights = regions.weights if pipeline.schedule.splits_backward else (0.0,) * len(regions.backward)
-        by_kind = (virtual_sums(of, stages) for of in (regions.forward, regions.backward, weights))
+        by_kind = (map(partial(region_sum, of), stages.stage_terms) for of in (regions.forward, regions.backward, weights))
         times = replace(times, by_stage=tuple(zip(*by_kind, strict=True)))
     schedule = schedule_of(pipeline.schedule)
     beat = times.slowest_forward + times.slowest_backward if schedule.paces_apart else times.slowest
-    return schedule.time(times, pipeline) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
+    sends = exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
+    return PipelineTime(time=schedule.time(times, pipeline) + sends, sends=sends, beat=beat)
 
 
 def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: ExecutionProfile) -> Any:

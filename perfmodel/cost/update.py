@@ -16,8 +16,7 @@ from perfmodel.cost.compression import CompressionCost
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.parameters import TIMES, WHAT, CastTimes, FrozenBytes, ParameterCost, ParameterProgram
-from perfmodel.cost.program import Program
-from perfmodel.cost.stages import Ranks, Stages, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, region_sum, slowest_stage, stage_sums
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.session import session_cache
@@ -222,16 +221,11 @@ def held_elements(terms: ParameterTerms | FrozenBytes, stages: Stages, *, sharde
     """Return the trained elements, or the bytes of frozen weights, on each distinct rank."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = terms.tied[int(sharded)]
-    return first - stages.joins_ends * twice, *between, last - stages.is_single * twice
+    return first - stages.has_both_ends[0] * twice, *between, last - stages.is_single * twice
 
 
-def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: OptimizerBytes, machine: Machine) -> Any:
-    """Return the time of the optimizer step: one pass over the optimizer state of the fullest rank. [s]"""
-    return update_time(slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1)), sizes, machine)
-
-
-def update_time(elements: Column, sizes: OptimizerBytes, machine: Machine) -> Any:
-    """Return the time of an optimizer step over `elements`: on the chip, or on the host with its transfers. [s]"""
+def optimizer_time(elements: Column, sizes: OptimizerBytes, machine: Machine) -> Any:
+    """Return the time of an optimizer step, one pass over the state of `elements`: on the chip, or on the host with its transfers. [s]"""
     if sizes.hosted:
         return elements * (sizes.hosted / machine.host.memory_bandwidth + sizes.carried / machine.host.bandwidth)
     low = sizes.projection
@@ -239,13 +233,26 @@ def update_time(elements: Column, sizes: OptimizerBytes, machine: Machine) -> An
     return time + elements * (low.flops / machine.matmul.flop_rate + low.time) if low.flops else time
 
 
-def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
+def update_times(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Column) -> tuple[Any, Any]:
+    """Return the times of the optimizer step and of gradient accumulation, each on the rank with the most elements. [s]"""
+    full = slowest_stage(held_elements(terms, stages, sharded=False))
+    updated = slowest_stage(held_elements(terms, stages, sharded=True)) if terms.zero else full
+    accumulation = accumulation_time(
+        full,
+        sizes,
+        machine,
+        num_microbatches=num_microbatches,
+        holds_sharded_weights=terms.program.holds_sharded_weights,
+        is_reduced=terms.is_reduced,
+    )
+    return optimizer_time(updated, sizes.optimizer, machine), accumulation
+
+
+def tied_time(terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
     """Return the time to all-reduce the gradient of a tied matrix over the first and the last stage, once a step (R18). [s]
 
     With one stage the group has one member. Sharded gradients are reduced as shards, others as they are accumulated.
     """
-    if not any(len(p.regions) > 1 and not p.is_frozen for p in program.parameters):
-        return 0.0
     elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.where(hop < 2, 1.0, members) for hop in grid.hop[:-1]] + [members]
@@ -253,27 +260,13 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
     return collective_time(CollectiveKind.ALL_REDUCE, num_bytes, group_size=members, inside=inside, machine=machine)
 
 
-def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Column) -> Any:
-    """Return the time to add each micro-batch's weight gradients to the accumulator. If the dtypes agree, the first is not added. [s]"""
-    return adding_time(
-        slowest_stage(held_elements(terms, stages, sharded=False)),
-        sizes,
-        machine,
-        num_microbatches=num_microbatches,
-        holds_sharded_weights=terms.program.holds_sharded_weights,
-        is_reduced=terms.is_reduced,
-    )
-
-
-def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
+def cast_time(casts: CastTimes, stages: Stages) -> Any:
     """Return the time of weight casts to fewer bits, once a step. [s]
 
     Each stage casts its weights when the first micro-batch arrives, and no later stage can begin before. The casts of all stages are
     therefore on the critical path. Casts after the optimizer step run on all stages at once: the fullest rank counts.
     """
-    if terms.casts is None:
-        return 0.0
-    return total_pass(terms.casts.first, stages) + slowest_stage(stage_sums(terms.casts.update, stages))
+    return region_sum(casts.first, stages.total_sum) + slowest_stage(stage_sums(casts.update, stages))
 
 
 def compression_time(terms: ParameterTerms, stages: Stages, *, num_microbatches: Column) -> Any:
@@ -281,16 +274,18 @@ def compression_time(terms: ParameterTerms, stages: Stages, *, num_microbatches:
 
     It is that of kernels on the chip: backward, with which the messages overlap, waits meanwhile.
     """
-    if terms.compression is None:
-        return 0.0
+    assert terms.compression is not None
     times = num_microbatches if ("reduce", "microbatch") in terms.program.happens else 1.0
     return times * slowest_stage(stage_sums(terms.compression.time, stages))
 
 
-def adding_time(
+def accumulation_time(
     elements: Column, sizes: Bytes, machine: Machine, *, num_microbatches: Column, holds_sharded_weights: bool, is_reduced: Column
 ) -> Any:
-    """Return `accumulation_time` for a number of elements, with the passes over gradients once a step. [s]"""
+    """Return the time to add each micro-batch's weight gradients to the accumulator, with the passes over gradients once a step. [s]
+
+    If the dtypes agree, the first is not added.
+    """
     gradient = sizes.gradient
     times = num_microbatches if gradient.accumulated > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory.bandwidth

@@ -6,7 +6,6 @@ import pytest
 from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import (
-    attention_backward_time,
     attention_decode_time,
     attention_time,
     convolution_time,
@@ -195,7 +194,8 @@ def test_attention_comes_back_both_ways(fitted):
             for name in ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "causal_fraction")
         }
         assert attention_time(**shape, itemsize=4, machine=machine) == pytest.approx(sample.time, rel=2 * tolerance)
-        assert attention_backward_time(**shape, itemsize=4, machine=machine) == pytest.approx(sample.backward_time, rel=2 * tolerance)
+        backward = attention_time(**shape, itemsize=4, machine=machine, is_backward=True)
+        assert backward == pytest.approx(sample.backward_time, rel=2 * tolerance)
 
 
 def test_decoding_comes_back(fitted):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import compute
-from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.compute import attention_time, matmul_time, streaming_time
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import (
     KERNEL_CODE,
@@ -91,11 +91,12 @@ def test_streaming_row_of_a_batch_equals_the_single_one(machine):
 
 
 @machines
-@pytest.mark.parametrize("function", [attention_time, attention_backward_time])
-def test_attention_row_of_a_batch_equals_the_single_one(machine, function):
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_attention_row_of_a_batch_equals_the_single_one(machine, is_backward):
     columns = random_arrays((9, 50), "batch", "heads", high=64) | random_arrays((9, 50), "query_length", "key_length", seed=1)
     columns["kv_heads"] = columns["heads"]
-    check_rows_equal_single(function, columns, head_dim=128.0, causal_fraction=0.5, itemsize=2.0, machine=machine)
+    constants = {"head_dim": 128.0, "causal_fraction": 0.5, "itemsize": 2.0, "is_backward": is_backward}
+    check_rows_equal_single(attention_time, columns, **constants, machine=machine)
 
 
 @machines
@@ -178,7 +179,7 @@ def test_an_attention_entry_for_a_dtype_takes_the_place_of_the_plain_one():
 def test_backward_is_five_products_against_two():
     shape = SHAPE | {"key_length": 65536.0, "query_length": 65536.0}
     machine = MACHINES["a100"]
-    ratio = attention_backward_time(**shape, machine=machine) / attention_time(**shape, machine=machine)
+    ratio = attention_time(**shape, machine=machine, is_backward=True) / attention_time(**shape, machine=machine)
     assert ratio == pytest.approx(2.5 / machine.attention["flash"].model.backward_rate, rel=0.01)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel.cost.compute import SHARED_BLOCK, AttentionBehaviour, attention_backward_time, attention_share, attention_time
+from perfmodel.cost.compute import SHARED_BLOCK, AttentionBehaviour, attention_share, attention_time
 from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.frameworks.profile import load_profile
@@ -26,7 +26,7 @@ def rates(machine: Machine, tokens: float) -> tuple[float, float]:
     shape = {"batch": 1, "heads": 32, "kv_heads": 8, "query_length": tokens, "key_length": tokens, "head_dim": 128}
     kwargs = {**shape, "causal_fraction": 0.5, "itemsize": 2, "machine": machine}
     flops = 4 * 32 * tokens**2 * 128 / 2
-    return flops / float(attention_time(**kwargs)) / 1e12, 2.5 * flops / float(attention_backward_time(**kwargs)) / 1e12
+    return flops / float(attention_time(**kwargs)) / 1e12, 2.5 * flops / float(attention_time(**kwargs, is_backward=True)) / 1e12
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_more_tokens_never_take_less_time(kernel):
     machine = machine_with(kernel)
     tokens = np.geomspace(1024, 4e6, 200)
     kwargs = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "causal_fraction": 0.5, "itemsize": 2, "machine": machine}
-    for time_of in (attention_time, attention_backward_time):
-        assert np.all(np.diff(time_of(query_length=tokens, key_length=tokens, **kwargs)) > 0)
+    for is_backward in (False, True):
+        assert np.all(np.diff(attention_time(query_length=tokens, key_length=tokens, is_backward=is_backward, **kwargs)) > 0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
-from perfmodel.cost.step import exposed_sends, host_factor, pace, phase_launches
+from perfmodel.cost.step import exposed_sends, host_factor, pace, with_communication
 from perfmodel.cost.update import element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
@@ -35,7 +35,7 @@ def row_of(*, chips=16, profile="megatron", job=None, **knobs):
 
 def launches_of(micro, region):
     """The launches of a region by phase, with `regather`."""
-    phases, regather = phase_launches(micro)
+    phases, regather = with_communication(micro.launches, micro.collectives)
     return dict(zip(PHASES, phases[:, region], strict=True)) | {"regather": regather[region]}
 
 
@@ -239,7 +239,7 @@ def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backwar
     row = row_of(dp_replicate=16)
     reductions = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
     happens = row.plans.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
-    terms = replace(row.plans.terms, reduce=reductions, program=replace(row.plans.terms.program, happens=happens))
+    terms = replace(row.plans.terms, reduce=reductions, program=replace(row.plans.terms.program, happens=happens, waits=True))
     profile = profile_of("megatron").having(exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
     _, reduction = parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([3.0]), profile=profile)
     t, w = stage_sums(reductions["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]

@@ -12,13 +12,13 @@ import pytest
 
 from perfmodel.cost.assigned import assigned_grid
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, rank_moments
 from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.stages import Stages, stages_of, total_pass
+from perfmodel.cost.stages import Stages, region_sum, slowest_stage, stages_of
 from perfmodel.cost.step import region_times
 from perfmodel.cost.update import Bytes, ParameterTerms, element_bytes, held_elements, parameter_terms
 from perfmodel.foundation.dtypes import Dtype
@@ -121,7 +121,7 @@ class Priced:
         by_region = {"forward": times.forward, "backward": times.backward, "kept": self.kept.kept, "publish": p.publish}
         for name, events in (("gather", p.gather_forward), ("gather again", p.gather_backward), ("reduce", p.reduce), ("sum", p.tp_sum)):
             by_region |= {f"{name} {period}": values for period, values in events.items()}
-        sums = {name: total_pass(values, stages) for name, values in by_region.items()}
+        sums = {name: region_sum(values, stages.total_sum) for name, values in by_region.items()}
         sums["elements"] = held_elements(p, stages, sharded=False)[0]
         sums["shards"] = held_elements(p, stages, sharded=True)[0]
         return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in sums.items()}
@@ -135,7 +135,7 @@ class Priced:
         """Bytes of its largest moment."""
         of = memory_terms(self.kept, self.parameters, self.stages, self.sizes, self.profile, num_microbatches=4.0, activation_bytes=2.0)
         moments = rank_moments(of, self.stages.num_ranks - 1)
-        return float(largest(moments)[0])
+        return float(slowest_stage([moment.total for moment in moments])[0])
 
 
 def memory_terms(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.live_layers import live_layers, live_table, three_live_layers
+from perfmodel.cost.memory.chip import live_layers, live_table, three_live_layers
 from perfmodel.cost.schedules import SCHEDULES, STEADY_MULTIPLE, Pipeline, StageTimes
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import Placement, stages_of_ranks

@@ -1,4 +1,4 @@
-"""Bytes on a chip: static memory, saved activations of micro-batches in flight, and the moment of the step with the peak.
+"""Bytes on a chip: static memory, blocks and saved activations of micro-batches in flight, and the moment of the step with the peak.
 
 A step's memory peaks at one of few moments (`cost/memory/moments.py`). Each is a sum of live bytes by class; the peak is the largest. Every
 formula takes arrays of any shapes that broadcast.
@@ -10,25 +10,28 @@ reused until the chip has caught up with the host. Both are measured and belong 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.schedules import Pipeline, schedule_of
-from perfmodel.cost.stages import Stages, stage_sums, sum_of
+from perfmodel.cost.stages import Stages, mean_block, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import Placement, stages_of_ranks
+from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
 #: Memory classes of a chip, in the order in which they are added.
 MEMORY = (
@@ -66,7 +69,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
         return held
     stored = held_elements(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
     gathered_frozen = held_elements(terms.frozen, stages, sharded=False)
-    on_chip, stays = float(not sizes.hosts_weights), float(keeps_gathered(terms.program))
+    on_chip, stays = float(not sizes.hosts_weights), float(terms.program.keeps_gathered)
     return [
         (weights + stored[i] * on_chip, gradients, optimizer, gathered + stays * gathered_frozen[i])
         for i, (weights, gradients, optimizer, gathered) in enumerate(held)
@@ -87,7 +90,7 @@ def held_bytes(
     gradients: Column = 0.0
     if program.holds_sharded_weights:
         weights, optimizer = shard * sizes.stored, states * sizes.optimizer.state
-        if keeps_gathered(program):
+        if program.keeps_gathered:
             gathered = full * sizes.gathered
     elif sizes.keeps_compute_copy:
         # the copy that operators read; the master copy is part of the optimizer state
@@ -100,6 +103,111 @@ def held_bytes(
     return weights, gradients, optimizer, gathered
 
 
+# --- blocks in flight --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLayers:
+    """In-flight layers of a rank: forward passes of each virtual stage without their backward pass, times the stage's layers.
+
+    at_first  when the first backward pass begins
+    most      maximum of the step
+    present   share of the layers that have had a backward pass when `most` is reached for the last time   [-]
+    first_ran, last_ran  1 if the first, the last virtual stage has had one then, else 0
+    fewer     `most` less the maximum once all layers have had a backward pass
+    ended     1 if passes of the last virtual stage have ended by then, else 0
+    arriving  layers of the virtual stage with its first backward pass when `most` is reached for the last time, else 0
+    fewer_at_last    `most` less the maximum while the last virtual stage turns from forward to backward
+    fewer_at_first   `most` less the maximum when all layers of the first virtual stage have just run backward for a micro-batch
+    later_at_last, later_at_first   further decrease once all layers have had a backward pass before
+    over_at_first    share of the layers that have had their last backward pass when the first virtual stage has its second one
+    """
+
+    at_first: Column
+    most: Column
+    present: Column
+    first_ran: Column
+    last_ran: Column
+    fewer: Column
+    ended: Column
+    arriving: Column
+    fewer_at_last: Column
+    fewer_at_first: Column
+    later_at_last: Column
+    later_at_first: Column
+    over_at_first: Column
+
+
+_LIVE = tuple([column.name for column in fields(LiveLayers)])
+
+
+def live_layers(*, schedule: AnySchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
+    """Return the live layers of one rank. chunks: layers of each of its virtual stages."""
+    rows = _live_rows(schedule, tuple(chunks), rank, num_ranks)
+    return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
+
+
+def three_live_layers(
+    table: NDArray[np.float64], *, schedule: AnySchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
+) -> list[LiveLayers]:
+    """Return the live layers of the first, a middle (repeated) and the last rank.
+
+    table   a `live_table`, or several as [row, schedule, rank, field]: then the last dim of `num_microbatches`, of size 1, becomes that of
+            schedules
+    """
+    row = _live_row(schedule, num_ranks, num_microbatches)
+    selected = table[row if table.ndim == 3 else row[..., 0]]
+    live = []
+    for i, times in enumerate((1, num_between, 1)):
+        live += [_columns(selected[..., i, :], schedule, num_microbatches)] * times
+    return live
+
+
+@session_cache(maxsize=4096)
+def live_table(schedule: AnySchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
+    """Return [number of micro-batches, rank, field of `LiveLayers`] for the first, the fullest middle and the last rank.
+
+    Without a middle rank its entries are zeros. `_live_row` maps a number of micro-batches to a row. Entries of gpipe are per micro-batch.
+    """
+    p = num_ranks
+    by_rank = np.array(stage_layers)[np.array(stages_of_ranks(p, len(stage_layers), schedule.placement))]
+    chunks = list(map(tuple, by_rank.tolist()))
+    first, last = _live_rows(schedule, chunks[0], 0, p), _live_rows(schedule, chunks[-1], p - 1, p)
+    middle = np.zeros_like(first)
+    if p > 2:
+        # among ranks with equal layers, the first has the most in flight; in a V the last one, if its second virtual stage is longer
+        fullest = {*{chunks[rank]: rank for rank in range(p - 2, 0, -1)}.values()}
+        if isinstance(schedule, ScheduleTable):
+            fullest = {*range(1, p - 1)}
+        elif schedule.placement is Placement.V:
+            fullest |= {*{chunks[rank]: rank for rank in range(1, p - 1)}.values()}
+        candidates = np.array([_live_rows(schedule, chunks[rank], rank, p) for rank in sorted(fullest)])
+        middle = np.take_along_axis(candidates, candidates[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
+    return np.stack([first, middle, last], axis=1)
+
+
+def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
+    """Return all rows of a `live_table`, [number of micro-batches, rank]; entries of gpipe are per micro-batch."""
+    return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
+
+
+def _columns(rows: NDArray[np.float64], schedule: AnySchedule, num_microbatches: Column) -> LiveLayers:
+    values = np.moveaxis(rows, -1, 0) if rows.ndim > 1 else rows.tolist()
+    live = LiveLayers(**dict(zip(_LIVE, values, strict=True)))
+    if not schedule_of(schedule).keeps_all:
+        return live
+    return replace(live, at_first=num_microbatches * live.at_first, most=num_microbatches * live.most)
+
+
+def _live_row(schedule: AnySchedule, num_ranks: int, num_microbatches: Column) -> Any:
+    return np.asarray(schedule_of(schedule).live_row(num_ranks, num_microbatches)).astype(np.int64) - 1
+
+
+@session_cache(maxsize=4096)
+def _live_rows(schedule: AnySchedule, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+    return schedule_of(schedule).live_rows(chunks, rank, num_ranks)
+
+
 #: Bytes by the part that runs: (saved activations, receive buffers).
 ActivationBytes = dict[At, tuple[Any, Any]]
 
@@ -107,7 +215,7 @@ ActivationBytes = dict[At, tuple[Any, Any]]
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
     """Return the parts with their own passes in flight on a distinct rank: blocks, and regions before or after them."""
     has_first = rank == 0 and not stages.regions[0].is_block
-    has_last = stages.may_end(rank) and not stages.regions[-1].is_block
+    has_last = rank == stages.ending and not stages.regions[-1].is_block
     return (At.BLOCKS, *[At.FIRST] * has_first, *[At.LAST] * has_last)
 
 
@@ -125,51 +233,9 @@ def kept_memory(
     for rank, live in enumerate(live_by_rank):
         index = 0.0 if rank == 0 else last if rank == len(live_by_rank) - 1 else np.minimum(1.0, last)
         kept.append(
-            kept_by_moment(activations, stages, pipeline, profile, rank=rank, index=index, live=live, activation_bytes=activation_bytes)
+            kept_on_rank(activations, stages, pipeline, profile, rank=rank, index=index, live=live, activation_bytes=activation_bytes)
         )
     return kept
-
-
-def kept_by_moment(
-    activations: ActivationTerms,
-    stages: Stages,
-    pipeline: Pipeline,
-    profile: ExecutionProfile,
-    *,
-    rank: int,
-    index: Column,
-    live: LiveLayers,
-    activation_bytes: float,
-) -> ActivationBytes:
-    """Return `kept_on_rank` with the blocks in flight while each part of the rank runs."""
-    # before the backward of the first region, the blocks of this rank are assumed to be freed
-    alive = {
-        At.BLOCKS: live.most,
-        At.LAST: live.most - live.fewer_at_last,
-        At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_first),
-    }
-    # no logits if the most blocks are in flight while another virtual stage runs
-    has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
-    kept = {}
-    for at in runs_at(rank, stages):
-        kept[at] = kept_on_rank(
-            activations,
-            stages,
-            pipeline,
-            profile,
-            rank=rank,
-            index=index,
-            live_blocks=alive[at],
-            none_left=no_gradient_sent(live, rank, pipeline.num_microbatches),
-            has_output=1.0 if at is At.LAST else has_output,
-            activation_bytes=activation_bytes,
-        )
-    return kept
-
-
-def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
-    """Return 1 if no gradient has been sent to the previous stage when the most passes are in flight (gpipe), although one will be."""
-    return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
 
 def kept_on_rank(
@@ -180,39 +246,53 @@ def kept_on_rank(
     *,
     rank: int,
     index: Column,
-    live_blocks: Column,
+    live: LiveLayers,
     activation_bytes: float,
-    has_output: Column = 1.0,
-    none_left: Column = 0.0,
-) -> tuple[Any, Any]:
-    """Return the saved activations of the micro-batches in flight on a pipeline rank, and its send and receive buffers. [byte]
+) -> ActivationBytes:
+    """Return the saved activations in flight, and the send and receive buffers, while each part of a pipeline rank runs. [byte]
 
     rank, index   which of the distinct ranks, and its index in the pipeline
-    live_blocks   passes of blocks in flight
-    has_output    0 if no pass of the last virtual stage is in flight
-    none_left     `no_gradient_sent`: the moments of a rank count one gradient that is sent
 
     At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
     until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
     """
     schedule = schedule_of(pipeline.schedule)
-    p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
-    is_first, is_last = stages.is_first(rank), stages.is_last(rank)
+    p, m, v, inner = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, stages.inner
+    is_first, is_last, is_pipelined = stages.is_first[rank], stages.is_last[rank], np.minimum(p - 1.0, 1.0)
     begun, ended = is_first * schedule.begun(index, pipeline), is_last * schedule.ended(index, pipeline)
-    of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
-    of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
+    of_ends = begun * sum_of(activations.kept[: inner.start]) + ended * sum_of(activations.kept[inner.stop :])
+    of_block, postponed = mean_block(activations.kept, stages, stages.runs[rank]), None
     if activations.postponed:
         passes = schedule.postponed(index, pipeline)
-        of_blocks = of_blocks + (passes * stages.blocks(rank) / v) * stages.mean_block(activations.postponed, rank)
-        of_ends = of_ends + is_last * (np.maximum(passes - 1.0, 0.0) * sum_of(activations.postponed[stages.inner.stop :]))
-    is_pipelined = np.minimum(p - 1.0, 1.0)
-    if not profile.stages.pipeline_keeps_boundaries:
-        return of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)
-    # the input of a pass is already in its receive buffer
-    ended = ended * has_output
-    sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
-    receives = m * (((2.0 * v - is_first) - is_last) - stages.num_local(rank))
-    return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * ((receives - none_left) * activations.boundary)
+        postponed = (passes * stages.blocks[rank] / v) * mean_block(activations.postponed, stages, stages.runs[rank])
+        of_ends = of_ends + is_last * (np.maximum(passes - 1.0, 0.0) * sum_of(activations.postponed[inner.stop :]))
+    # before the backward of the first region, the blocks of this rank are assumed to be freed
+    alive = {
+        At.BLOCKS: live.most,
+        At.LAST: live.most - live.fewer_at_last,
+        At.FIRST: live.most + (stages.blocks[rank] - live.fewer_at_first),
+    }
+    kept = {}
+    for at in runs_at(rank, stages):
+        of_blocks = alive[at] * of_block
+        if postponed is not None:
+            of_blocks = of_blocks + postponed
+        if not profile.stages.pipeline_keeps_boundaries:
+            kept[at] = of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)
+            continue
+        # the input of a pass is already in its receive buffer; no logits if the most blocks are in flight while another virtual stage runs
+        holding = ended if at is At.LAST else ended * (1.0 - np.minimum(live.fewer_at_last, 1.0))
+        sent = (begun - holding) * activations.boundary + holding * (activations.logits * activation_bytes)
+        # in a V, the last rank sends itself two inputs for each micro-batch
+        local = 2.0 if stages.is_folded and rank == stages.num_ranks - 1 else 0.0
+        receives = m * (((2.0 * v - is_first) - is_last) - local) - no_gradient_sent(live, rank, m)
+        kept[at] = of_blocks + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
+    return kept
+
+
+def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
+    """Return 1 if no gradient has been sent to the previous stage when the most passes are in flight (gpipe), although one will be."""
+    return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,15 +339,15 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(of.profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
-    kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
+    kept, full = mean_block(activations.kept, stages, stages.runs[rank]), mean_block(terms.full, stages, stages.runs[rank])
     # of the regions after the blocks and of those before them, with the outputs that a stage has sent
-    of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (of.activation_bytes * keeps_sent))
-    of_first = stages.is_first(rank) * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
+    of_last = stages.is_last[rank] * (sum_of(activations.kept[after:]) + activations.logits * (of.activation_bytes * keeps_sent))
+    of_first = stages.is_first[rank] * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
     fewer = {At.BLOCKS: live.fewer, At.LAST: live.later_at_last, At.FIRST: live.later_at_first}
     freed = {at: (layers * kept + live.ended * (of_last + of_first)) * factor for at, layers in fewer.items()}
     # the regions after the blocks run backward with the first pass of the last virtual stage
-    last = stages.is_last(rank) * (sum_of(terms.full[after:]) * size)
-    first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
+    last = stages.is_last[rank] * (sum_of(terms.full[after:]) * size)
+    first = stages.is_first[rank] * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
     unsent = no_gradient_sent(live, rank, of.num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
@@ -277,7 +357,7 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
     reduced = over * (1.0 + (sizes.gathered / sizes.gradient.unsharded if sizes.gradient.unsharded else 0.0))
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.gradient.produced != sizes.gradient.unsharded)
-    staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
+    staying = mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), stages, stages.runs[rank])
     of_block = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return UnreducedGradients(
         early=early,
@@ -285,7 +365,7 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
         freed=freed,
         coming=(ends + of_block, (ends + of_block) + above * (full * size)),
         passed=above * (kept * factor),
-        below=gradients - reduced - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
+        below=gradients - reduced - (stages.is_first[rank] * (1.0 - is_converted)) * (terms.full[0] * size),
     )
 
 
@@ -320,7 +400,7 @@ def waiting_memory(of: MemoryTerms, rank: int) -> Any:
     if allocator.delayed_collectives == 0.0 and allocator.waiting_gradient_fraction == 0.0:
         return allocator.workspace_bytes
     passes = 2.0 * of.num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(allocator.delayed_collectives, 2.0 * of.stages.blocks(rank) * passes)
+    collectives = np.minimum(allocator.delayed_collectives, 2.0 * of.stages.blocks[rank] * passes)
     full = boundary * (of.tp if of.is_scattered else 1.0)
     delayed = ((np.minimum(of.tp - 1.0, 1.0) * collectives) * of.activations.run_ahead) * (full + boundary * float(of.is_scattered))
     later = np.minimum(of.num_microbatches - 1.0, 1.0)

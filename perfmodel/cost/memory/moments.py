@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes, saved_classes
-from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
 from perfmodel.cost.step import exchanged_passes, run_ahead_fraction
@@ -90,14 +89,9 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         forward=tuple(forward),
         boundary=micro.boundary,
         logits=micro.logits,
-        run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
+        run_ahead=run_ahead_fraction(micro, profile, recompute, tp) if profile.allocator.delayed_collectives else 0.0 * tp,
         postponed=tuple(saved_classes(micro)[SAVED.index("postponed")]) if program.splits_backward else (),
     )
-
-
-def keeps_gathered(program: ParameterProgram) -> bool:
-    """Return whether sharded weights stay gathered, and gradients unreduced, for all micro-batches (torch's pipelines)."""
-    return program.holds_sharded_weights and not program.holds_sharded_gradients
 
 
 class At(StrEnum):
@@ -186,8 +180,8 @@ class _Moments:
         self.profile, self.activation_bytes = of.profile, of.activation_bytes
         self.regions: Regions = of.stages.regions
         self.runs = of.stages.runs[rank]
-        self.is_last_rank = of.stages.may_end(rank)
-        self.tied: Any = of.stages.has_both_ends(rank) * of.terms.tied[0]
+        self.is_last_rank = rank == of.stages.ending
+        self.tied: Any = of.stages.has_both_ends[rank] * of.terms.tied[0]
 
     def at(self, region: int) -> At:
         """Return the part of the model to which a region belongs."""
@@ -218,9 +212,9 @@ class _Moments:
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # gradients are accumulated at once in the dtype in which they are produced, and in another at the end of their unit
         of = sizes.gradient
-        stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and of.produced != of.unsharded))
+        stays = int(self.profile.state.steps_in_backward or (self.t.program.keeps_gathered and of.produced != of.unsharded))
         gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * of.produced
-        exchanged = self.exchanged()
+        exchanged = self.exchanged() if self.profile.stages.pipeline_keeps_boundaries else 0.0
         moments = []
         if self.is_last_rank:
             moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
@@ -237,13 +231,13 @@ class _Moments:
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
                 if i == self.stages.inner.start - 1 and self.profile.stages.pipeline_keeps_boundaries:
                     # the gradient received by a first stage without blocks is in its buffer
-                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
+                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks[0]) > 0.0, a.forward[i], peak)
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 name = f"backward of {'a' if regions[i].is_block else 'the'} {regions[i].name or 'network'}"
-                before, buffers = neighbour(regions, i, 1), 0.0
-                if self.t.program.holds_sharded_gradients and before < len(regions):
+                buffers = 0.0
+                if self.t.program.holds_sharded_gradients and (before := neighbour(regions, i, 1)) < len(regions):
                     # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
                     buffers = self.t.padded[before] * sizes.gradient.reduced
                 moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
@@ -267,8 +261,6 @@ class _Moments:
 
     def exchanged(self) -> Any:
         """Return the boundary gradients under torch's schedules: a sent one stays for a while; a received one is in its buffer."""
-        if not self.profile.stages.pipeline_keeps_boundaries:
-            return 0.0
         if self.stages.is_folded:  # every rank sends gradients and receives some
             return (np.minimum(self.m - 1.0, 1.0) - 1.0) * self.a.boundary
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
@@ -294,7 +286,7 @@ class _Sharded:
         self.twice = rank.tied
         frozen = self.t.frozen
         #: bytes of a frozen matrix that both ends read
-        frozen_twice = rank.stages.has_both_ends(rank.rank) * frozen.tied[0] if frozen is not None else 0.0
+        frozen_twice = rank.stages.has_both_ends[rank.rank] * frozen.tied[0] if frozen is not None else 0.0
         self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
         self.untied = 1.0 - self.is_tied
         there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
@@ -305,7 +297,7 @@ class _Sharded:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.gradient.reduced for unit in self.wide]
         sums = [runs * held if region.is_block else held for runs, region, held in zip(self.runs, regions, self.held, strict=True)]
-        self.total = sum_of(sums) - rank.stages.has_both_ends(rank.rank) * self.t.tied[1] * sizes.gradient.sharded
+        self.total = sum_of(sums) - rank.stages.has_both_ends[rank.rank] * self.t.tied[1] * sizes.gradient.sharded
         #: the unit of the shared matrix, until it is reduced
         self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.gradient.produced)
         if self.has_last:
@@ -553,11 +545,3 @@ class _Sharded:
                 gradients=self.gradients(self.total),
             ),
         ]
-
-
-def largest(moments: list[Moment]) -> Any:
-    """Return the largest total of the moments."""
-    most = moments[0].total
-    for moment in moments[1:]:
-        most = np.maximum(most, moment.total)
-    return most

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.cost.live_layers import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.memory.chip import (
     MEMORY,
     ActivationBytes,
+    LiveLayers,
     UnreducedGradients,
     fixed_memory,
     kept_memory,
+    live_table,
     outside_bytes,
     reserve_factor,
     static_memory,
+    three_live_layers,
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, keeps_gathered, largest, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, rank_moments
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.update import ParameterTerms, held_elements
@@ -42,21 +44,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMemoryTerms:
-    """Memory of one rank: static memory, moments, unreduced gradients, and memory that always waits for reuse."""
+    """Memory of one rank: static memory, moments, gradients that stay unreduced (None: none), and memory that always waits for reuse."""
 
     static: tuple[Any, Any, Any, Any]
     fixed: Column
     moments: list[Moment]
-    unreduced: UnreducedGradients
+    unreduced: UnreducedGradients | None
     waiting: Column
     factor: float
     outside: Column
 
     def base(self, at: At, times: Container[At]) -> Any:
         """Return the memory while this part runs, without passes in flight. times: parts with their own passes in flight. [byte]"""
-        most = largest([moment for moment in self.moments if (moment.at if moment.at in times else At.BLOCKS) is at])
+        totals = [moment.total for moment in self.moments if (moment.at if moment.at in times else At.BLOCKS) is at]
         # the largest moment with fragmentation
-        return ((most * self.factor + self.fixed) + self.waiting) + self.outside
+        return ((slowest_stage(totals) * self.factor + self.fixed) + self.waiting) + self.outside
 
 
 def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankMemoryTerms:
@@ -64,8 +66,8 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
 
     of_live   stages with an entry for each of `live`, if there are more than in `of`
     """
-    unreduced = UnreducedGradients()  # none unless weights stay gathered
-    if keeps_gathered(of.terms.program):
+    unreduced = None
+    if of.terms.program.keeps_gathered:
         unreduced = unreduced_gradients(of, rank, live, of_live or of.stages)
     return RankMemoryTerms(
         static=of.static[rank],
@@ -150,7 +152,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         virtual_stages=float(plan.virtual_stages),
     )
     kept = kept_memory(of.activations, stages, pipeline, live, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
+    ranks = tuple(map(partial(rank_memory_terms, of), range(stages.num_ranks), live))
     return MemoryRow(of=of, pipeline=pipeline, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
@@ -159,7 +161,7 @@ def imbalance_of(
 ) -> tuple[Column, ...]:
     """Return the ratio of the layers that each distinct rank may hold to those in its prediction."""
     if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
-        return imbalance(model, num_ranks, [*map(stages.blocks, range(stages.num_ranks))])
+        return imbalance(model, num_ranks, stages.blocks)
     return (1.0,) * stages.num_ranks
 
 
@@ -186,15 +188,17 @@ def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
     """Return the peak memory of a rank. [byte]"""
     totals = []
     for at, (activations, received) in kept.items():
-        totals.append((activations + received) * rank.factor + (rank.base(at, kept) + rank.unreduced.at(at)))
+        base = rank.base(at, kept)
+        totals.append((activations + received) * rank.factor + (base if rank.unreduced is None else base + rank.unreduced.at(at)))
     return scalar(slowest_stage(totals))
 
 
 def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> ActivationTerms:
     """Return the terms with each column converted."""
+    leaving, staying = zip(*columns.peaks, strict=True)
     return ActivationTerms(
         kept=tuple(map(convert, columns.kept)),
-        peaks=tuple((convert(a), convert(b)) for a, b in columns.peaks),
+        peaks=tuple(zip(map(convert, leaving), map(convert, staying), strict=True)),
         forward=tuple(map(convert, columns.forward)),
         boundary=convert(columns.boundary),
         logits=convert(columns.logits),
@@ -244,7 +248,11 @@ def entries(value: Column, number: int) -> list[float]:
 
 def entries_of(values: Iterable[Column], number: int) -> list[tuple[float, ...]]:
     """Return the values of each of `number` columns."""
-    return list(zip(*(entries(column, number) for column in values), strict=True))
+    rows = list(values)
+    table = np.empty((len(rows), number))
+    for row, value in enumerate(rows):
+        table[row] = value
+    return list(map(tuple, table.T.tolist()))
 
 
 def entry(value: Column, column: int) -> float:
@@ -273,7 +281,7 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
-        for case in rank.unreduced.cases(at):
+        for case in ((0.0, 0.0),) if rank.unreduced is None else rank.unreduced.cases(at):
             waits, gone = case[0] / rank.factor, case[1] / rank.factor
             cases.append((moment, at, waits, gone))
             totals.append((activations + received) + moment.total + (waits - gone))

@@ -16,7 +16,7 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.chip import held_bytes
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.per_operator.operators import StepSetting
-from perfmodel.cost.update import adding_time, parameter_terms, update_time
+from perfmodel.cost.update import accumulation_time, optimizer_time, parameter_terms
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.workload.graph import Region
@@ -75,8 +75,10 @@ def parameter_times(
 
     full, shard = sum(terms.full), sum(terms.shard)
     updated = shard if setting.zero else full
-    step = updated * (update_time(_MANY, sizes.optimizer, machine) / _MANY)
-    step = step + adding_time(full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=1.0)
+    step = updated * (optimizer_time(_MANY, sizes.optimizer, machine) / _MANY)
+    step = step + accumulation_time(
+        full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=1.0
+    )
     weights, gradients, state, _ = held_bytes(program, sizes, full=full, shard=shard, states=updated, copy=0.0)
     if program.holds_sharded_weights:
         gradients = shard * sizes.gradient.sharded  # they are produced one by one: all are live when backward ends

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.live_layers import LiveLayers
-from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, runs_at
-from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
+from perfmodel.cost.memory.chip import LiveLayers, fixed_memory, outside_bytes, reserve_factor, runs_at
+from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.memory.plan import activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.cost.update import ParameterTerms
@@ -168,11 +167,12 @@ def plan_memory(
         held = rank_memory_terms(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
         most = _largest_prediction(memory_limit, estimator.machine.memory.usable, held.fixed, columns.outside, imbalance[rank], extra[rank])
         # if gradients wait for reduction, each moment has a working set of its own, even with the same microbatches in flight
-        times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
+        times = runs_at(rank, stages) if terms.program.keeps_gathered else tuple(flight.kept[rank])
         largest: Any = None
         for at in times:
             in_flight = flight.kept[rank].get(at, flight.kept[rank][At.BLOCKS])
-            need = in_flight + (pipelines.of_choices(held.base(at, times)) + held.unreduced.at(at))
+            base = pipelines.of_choices(held.base(at, times))
+            need = in_flight + (base if held.unreduced is None else base + held.unreduced.at(at))
             largest = need if largest is None else np.maximum(largest, need, out=largest)
         if most is not None:
             most = pipelines.of_choices(most)

@@ -168,7 +168,7 @@ class _Search:
         # the first rank keeps no less than the activations of its blocks: of min(m, pp) microbatches in flight under 1f1b, m under gpipe;
         # interleaving keeps at least pp of each virtual stage; no bound is used for simulated schedules
         kept = np.minimum.reduce([table.kept[i][:, keys] for i, region in enumerate(table.program.regions) if region.is_block])
-        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
+        blocks = np.array([min(float(np.min(group.stages.blocks[0])) for group in self.pipelines[degree]) for degree in pp.tolist()])
         is_bounded = not any(schedule.is_simulated for schedule in self.space.schedules)
         alive = blocks[:, None] * np.minimum(m, pp[:, None]) * float(is_bounded)
         kept = np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)

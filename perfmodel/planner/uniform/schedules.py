@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.live_layers import LiveLayers, three_live_layers
-from perfmodel.cost.memory.chip import kept_memory, reserve_factor, runs_at
+from perfmodel.cost.memory.chip import LiveLayers, kept_memory, reserve_factor, runs_at, three_live_layers
 from perfmodel.cost.memory.moments import ActivationTerms, At
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
@@ -49,7 +48,7 @@ def pipeline_times(
     for schedule in schedules_of(pipelines.choices):
         at, _, v = _choices_of(schedule, pipelines.choices)
         of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
-        pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile)
+        pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile).time
     return pipeline
 
 

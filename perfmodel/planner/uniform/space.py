@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.live_layers import live_of_table, live_table
+from perfmodel.cost.memory.chip import live_of_table, live_table
 from perfmodel.cost.memory.moments import At
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.foundation.errors import InputError, suggest
@@ -385,7 +385,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
         for choice in choices:
-            has_fuller, moments = _moments_apart(choice.schedule, choice.stage_layers, pp, float(stages.blocks(0)))
+            has_fuller, moments = _moments_apart(choice.schedule, choice.stage_layers, pp, float(stages.blocks[0]))
             fuller |= has_fuller
             apart |= moments
         groups.setdefault(fuller, []).append((stages, choices, apart))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, waits_each_microbatch
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms
@@ -38,7 +38,7 @@ def step_times(
 
     Outside the pipeline only the waits of every microbatch depend on the schedule: gpipe has another beat.
     """
-    waiting, stages = pp > 1 and waits_each_microbatch(terms), pipelines.stages
+    waiting, stages = pp > 1 and terms.program.waits, pipelines.stages
     gpipe = [i for i, choice in enumerate(pipelines.choices) if choice.schedule is PipelineSchedule.GPIPE]
 
     def waits_of(schedule: PipelineSchedule) -> Waits:

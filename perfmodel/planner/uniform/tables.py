@@ -253,7 +253,7 @@ def parameter_table(
     compiled = estimator.programs.parameter_program(program, rules, zero, pipelined=pipelined)
     costs = [parameter_cost(compiled, estimator.profile, estimator.machine, piece) for piece in _pieces(grid, TABLE_COLUMNS)]
     terms = parameter_terms(compiled, side_by_side(costs))
-    tied = tied_time(program, terms, estimator.programs.sizes, estimator.machine, grid)
+    tied = tied_time(terms, estimator.programs.sizes, estimator.machine, grid) if compiled.is_tied else 0.0
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))
 
 

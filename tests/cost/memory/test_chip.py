@@ -7,12 +7,11 @@ import pytest
 
 from perfmodel import predict as predict_job
 from perfmodel.cost.estimate import evaluate_memory, evaluate_plan, memory_on_rank, rank_memories
-from perfmodel.cost.live_layers import live_layers
-from perfmodel.cost.memory.chip import MEMORY, kept_on_rank
-from perfmodel.cost.memory.moments import At, largest
+from perfmodel.cost.memory.chip import MEMORY, kept_on_rank, live_layers
+from perfmodel.cost.memory.moments import At
 from perfmodel.cost.memory.plan import memory_by_class
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import stages_of
+from perfmodel.cost.stages import slowest_stage, stages_of
 from perfmodel.cost.update import held_elements
 from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.parallel.choices import PipelineSchedule
@@ -82,7 +81,7 @@ def test_classes_add_up_to_the_rank():
         assert name in {moment.name for moment in row.ranks[rank].moments}
         fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.ranks[rank].static)
         kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank][At.BLOCKS])
-        most = float(np.asarray(largest(row.ranks[rank].moments)).reshape(-1)[0])
+        most = float(np.asarray(slowest_stage([moment.total for moment in row.ranks[rank].moments])).reshape(-1)[0])
         assert sum(values.values()) == pytest.approx(fixed + kept + most, rel=1e-12)
 
 
@@ -93,8 +92,8 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     pipeline = Pipeline(schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual))
     stages = stages_of(decoder_regions(estimator.job.model), (2 // virtual,) * (4 * virtual), 4)
     terms = replace(row.of.activations, kept=(0.0, row.of.activations.kept[1], row.of.activations.kept[2]))
-    live = live_layers(schedule=pipeline.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
-    kept, _ = kept_on_rank(terms, stages, pipeline, estimator.profile, rank=0, index=0.0, live_blocks=live, activation_bytes=2.0)
+    live = live_layers(schedule=pipeline.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8)
+    kept, _ = kept_on_rank(terms, stages, pipeline, estimator.profile, rank=0, index=0.0, live=live, activation_bytes=2.0)[At.BLOCKS]
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 
 

@@ -1,10 +1,11 @@
 """Latent attention against DeepSeek-V3's published shape, integer by integer, and through prediction and search."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from perfmodel.cost.compute import attention_backward_time, attention_time
+from perfmodel.cost.compute import attention_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.memory.live import kept_tensors
 from perfmodel.foundation.errors import InputError
@@ -116,14 +117,14 @@ def test_a_row_of_a_search_is_the_single_prediction(profile):
         assert evaluate_plan(estimator, state.plan(plan_id)).step_time == times[plan_id]
 
 
-@pytest.mark.parametrize("evaluate, width", [(attention_time, 160), (attention_backward_time, 166.4)])
-def test_scores_and_values_of_other_widths_take_what_their_products_take(evaluate, width):
-    machine = make_machine()
+@pytest.mark.parametrize("is_backward, width", [(False, 160), (True, 166.4)])
+def test_scores_and_values_of_other_widths_take_what_their_products_take(is_backward, width):
+    evaluate = partial(attention_time, is_backward=is_backward, machine=make_machine())
     shape = {"batch": 1, "heads": 128, "kv_heads": 128, "query_length": SEQ, "key_length": SEQ, "causal_fraction": 0.5, "itemsize": 2.0}
-    same = evaluate(**shape, head_dim=128, machine=machine)
-    assert evaluate(**shape, head_dim=128, value_head_dim=128, machine=machine) == same
-    wider = evaluate(**shape, head_dim=192, value_head_dim=128, machine=machine)
-    assert wider == pytest.approx(evaluate(**shape, head_dim=width, machine=machine), rel=0.02)
+    same = evaluate(**shape, head_dim=128)
+    assert evaluate(**shape, head_dim=128, value_head_dim=128) == same
+    wider = evaluate(**shape, head_dim=192, value_head_dim=128)
+    assert wider == pytest.approx(evaluate(**shape, head_dim=width), rel=0.02)
     assert wider > same
 
 
