@@ -21,18 +21,20 @@ from lab.command import command_parser, exits_on_errors
 from lab.kernels.between_nodes import between_nodes, with_tree
 from lab.kernels.chip_kernels import (
     MEASURED_DTYPES,
+    Tiles,
     attention_of_chip,
     collective_of_chip,
     decode_of_chip,
     grouped_of_chip,
     latent_attention_of_chip,
+    matmul_kernel,
     matmuls_of_chip,
 )
-from lab.kernels.fits import MatmulTable, Tiles, predict_matmul
-from lab.kernels.kernel_fit import KernelFit, PartErrors
+from lab.kernels.kernel_fit import KernelFit, PartErrors, chosen_rows
 from lab.kernels.serving import fit_serving
 from lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
+    MatmulTable,
     read_llmcompass,
     read_matmuls,
     read_simumax,
@@ -214,7 +216,8 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     if name == "b200":
         table, _ = simumax_matmuls(read_simumax(folder, "b200_bf16_ceperm"))
         is_large = 2 * table.m * table.n * table.k > 5e11
-        ratio = np.median(predict_matmul(matmul[Dtype.BF16], table, cluster, Dtype.BF16)[is_large] / table.time[is_large])
+        predicted = matmul_kernel(table, cluster, Dtype.BF16).predict(matmul[Dtype.BF16], table)
+        ratio = np.median(predicted[is_large] / table.time[is_large])
         parts.points["1 - clock"], parts.errors["1 - clock"] = int(is_large.sum()), round(float(1 - ratio), 4)
         say(f"b200 clock: SimuMax's large matrix multiplies run at {ratio:.2f} of the burst rate")
     return Calibration(
@@ -277,7 +280,7 @@ def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
 def _weight_stream(folder: Path, tables: ChipTables) -> KernelFit[MatmulTable, tuple[float, float]]:
     """Return the fit of products with one row, which only stream the weight."""
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
-    table = table.rows((table.m == 1) & (table.n * table.k >= 2**19))
+    table = chosen_rows(table, (table.m == 1) & (table.n * table.k >= 2**19))
     return KernelFit(
         name="streaming.default",
         table=table,

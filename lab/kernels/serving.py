@@ -14,10 +14,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.kernels.chip_kernels import CACHE_READ, EXPERT_ROWS, FEW_ROWS, expert_weight, size_decades
-from lab.kernels.fits import CollectiveTable, MatmulTable, bare_machine, octave_weight
 from lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
-from lab.kernels.kernel_fit import DECODE_ROWS, MICRO, KernelFit, Parameter, PartErrors, fit_parameters, groups_of, sample
-from lab.kernels.tables import DecodeTable, read_collectives, read_decode, read_latent_decode, read_matmuls, read_perf, serving_decode
+from lab.kernels.kernel_fit import (
+    DECODE_ROWS,
+    KernelFit,
+    Parameter,
+    PartErrors,
+    bare_machine,
+    chosen_rows,
+    fit_parameters,
+    groups_of,
+    inverse,
+    micro,
+    octave_weight,
+    sample,
+)
+from lab.kernels.tables import (
+    CollectiveTable,
+    DecodeTable,
+    MatmulTable,
+    read_collectives,
+    read_decode,
+    read_latent_decode,
+    read_matmuls,
+    read_perf,
+    serving_decode,
+)
 from perfmodel.calibrate.fits import Array, relative_errors
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import (
@@ -118,7 +140,7 @@ def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> 
         [np.median(measured.get((max(size, smallest), members), [np.inf])) for size, members in zip(num_bytes, ranks, strict=True)]
     )
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=time)
-    return table.rows((time < NCCL_MARGIN * nccl_time) & (num_bytes <= MOST_BYTES))
+    return chosen_rows(table, (time < NCCL_MARGIN * nccl_time) & (num_bytes <= MOST_BYTES))
 
 
 def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelFit[CollectiveTable, Models]:
@@ -140,10 +162,10 @@ def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelF
         candidates = []
         for second_base in (8.0, 20.0):  # where the two kernels change places has several local optima
             parameters = {
-                "base_time": Parameter(4, 0.1, 50, MICRO),
-                "peer_time": Parameter(0.1, 0, 5, MICRO),
+                "base_time": Parameter(4, 0.1, 50, micro),
+                "peer_time": Parameter(0.1, 0, 5, micro),
                 "fraction": Parameter(0.6, 0.05, 1),
-                "second_base": Parameter(second_base, 0.1, 60, MICRO),
+                "second_base": Parameter(second_base, 0.1, 60, micro),
                 "second_fraction": Parameter(0.6, 0.05, 1),
             }
             candidates.append(fit_parameters(models, parameters, lambda fitted: predict(fitted, seen), seen.time))
@@ -192,8 +214,8 @@ def weight_product_kernel(table: MatmulTable, name: str, plain: MatmulModel, clu
         "waves_factor": Parameter(1.2, 0.2, 5),
         "split_factor": Parameter(1.5, 0.1, 25),
         "sharpness": Parameter(3, 1, 10),
-        "cast_time": Parameter(5, 0, 30, MICRO),
-        "cast_fraction": Parameter(2, 0.5, 60, is_inverse=True),
+        "cast_time": Parameter(5, 0, 30, micro),
+        "cast_fraction": Parameter(2, 0.5, 60, inverse),
     }
 
     def predict(models: Models, rows: MatmulTable) -> Array:
@@ -252,7 +274,7 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
         "rate_fraction": Parameter(0.9, 0.1, 6.0),
         "memory_fraction": Parameter(0.9, 0.1, 1.0 / plain.memory_fraction),
         **EXPERT_ROWS,
-        "row_fraction": Parameter(2.0, 0.5, 20, is_inverse=True),
+        "row_fraction": Parameter(2.0, 0.5, 20, inverse),
         "depth_factor": Parameter(1.5, 0.1, 25),
         "sharpness": Parameter(3, 1, 10),
     }
@@ -269,8 +291,8 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
         if QUANTIZATIONS[name].weight_bytes >= 1.0:
             return {name: fit_one(seen)}
         pairs = seen.pairs / seen.experts
-        kernels = {name: seen.rows(pairs > LEAST_MANY), name + FEW: seen.rows(pairs <= MOST_FEW)}
-        return {kernel: fit_one(some.rows(sample(len(some.time)))) for kernel, some in kernels.items()}
+        kernels = {name: chosen_rows(seen, pairs > LEAST_MANY), name + FEW: chosen_rows(seen, pairs <= MOST_FEW)}
+        return {kernel: fit_one(chosen_rows(some, sample(len(some.time)))) for kernel, some in kernels.items()}
 
     return KernelFit(name=f"grouped_weight.{name}", table=table, groups=table.layer, fit=fit, predict=predict)
 
@@ -290,7 +312,7 @@ def read_cached(folder: Path, chip: str, kernel: str, version: str) -> DecodeTab
     """Read aiconfigurator's generation attention of one of `CACHED_KERNELS`, without a window, for serving shapes; may be empty."""
     if kernel == FP8_CACHE:
         table = serving_decode(read_decode(folder, chip, version, cache="fp8"))
-        return table.rows(table.heads >= LEAST_SHARED * table.kv_heads)
+        return chosen_rows(table, table.heads >= LEAST_SHARED * table.kv_heads)
     return read_latent_decode(folder, chip, version, cache="bfloat16" if kernel == LATENT_CACHE else "fp8")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.kernels.fits import AttentionTable, CollectiveTable, MatmulTable, chosen_rows
+from lab.kernels.kernel_fit import chosen_rows
 from perfmodel.calibrate.fits import Array
 from perfmodel.cost.compute import forward_width
 from perfmodel.foundation.collectives import CollectiveKind
@@ -26,6 +26,42 @@ AICONFIGURATOR_KINDS = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.ALL_TO_ALL: "alltoall",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatmulTable:
+    """Measured matrix multiplies: columns of equal length; time [s]."""
+
+    m: Array
+    n: Array
+    k: Array
+    time: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionTable:
+    """Measured causal fused attention, forward; time [s]."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    length: Array
+    head_dim: Array
+    time: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveTable:
+    """Measured collectives of one kind; ranks_per_node = ranks if all are in one node; time [s].
+
+    link_scale  bandwidth of its links over those of the cluster that the table is fitted for  [-]
+    """
+
+    num_bytes: Array
+    ranks: Array
+    ranks_per_node: Array
+    time: Array
+    link_scale: Array | float = 1.0
 
 
 def _existing(path: Path) -> Path:
@@ -113,9 +149,6 @@ class DecodeTable:
         """Return the shapes as arguments of `attention_decode_time`."""
         return {name: getattr(self, name) for name in ("batch", "heads", "kv_heads", "key_length", "head_dim")}
 
-    def rows(self, chosen: Any) -> DecodeTable:
-        return chosen_rows(self, chosen)
-
 
 def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
     """Read aiconfigurator's generation attention in bf16 without a window. cache: its dtype in the table (bfloat16, fp8)."""
@@ -127,7 +160,7 @@ def read_latent_decode(folder: Path, chip: str, version: str, *, cache: str) -> 
     """Read aiconfigurator's generation attention with a latent cache, for cache lengths of serving."""
     frame = read_perf(folder, chip, "mla", version, "generation_mla_perf")
     table = _decode_table(frame[frame.kv_cache_dtype == cache].assign(num_key_value_heads=1, head_dim=1))
-    return table.rows(table.key_length >= LEAST_LENGTH)
+    return chosen_rows(table, table.key_length >= LEAST_LENGTH)
 
 
 def _decode_table(frame: Any) -> DecodeTable:
@@ -139,7 +172,7 @@ def _decode_table(frame: Any) -> DecodeTable:
 def serving_decode(table: DecodeTable) -> DecodeTable:
     """Return the shapes that are fitted."""
     is_usual = (table.key_length >= LEAST_LENGTH) & (table.heads <= MOST_QUERIES * table.kv_heads) & np.isin(table.head_dim, HEAD_DIMS)
-    return table.rows(is_usual)
+    return chosen_rows(table, is_usual)
 
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
