@@ -19,10 +19,10 @@ from statistics import median
 
 from lab import accuracy_lines as rules
 from lab.accuracy import AccuracyReport
+from lab.cases import read_runs
 from lab.command import command_parser, exits_on_errors
 from lab.kernels.cross_validate import cross_validate, summary
 from lab.left_out.fits import LeftOut, PredictedRun
-from lab.left_out.runs import read_runs
 from lab.pages import percent, statistics_text
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise InputError(f"out={options.out}: must end in .csv or .json; name it so")
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise InputError(f"out={options.out}: its folder does not exist; make it or choose another path")
-    fits = LeftOut(runs=read_runs(options.cases))
+    fits = LeftOut.of_times(read_runs(options.cases))
     predictions = fits.predictions()
     print(table_text(judge(predictions)))
     print(intervals_text(options.cases, predictions))

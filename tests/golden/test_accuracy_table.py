@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.cases import PublishedRun, read_runs
 from lab.left_out.fits import LeftOut, PredictedRun
-from lab.left_out.runs import PublishedRun, read_runs
 from lab.left_out.table import LINES, LeftOutTable, judge
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.judgement import summarise
@@ -68,7 +68,7 @@ def test_the_shipped_constants_reach_the_table(runs):
 
 
 def judged_without_their_model(runs: Sequence[PublishedRun]) -> LeftOutTable:
-    predictions = LeftOut(runs=runs).predictions()
+    predictions = LeftOut.of_times(runs).predictions()
     assert len(predictions) == len(runs)
     assert np.all([f"without {prediction.run.model}" in prediction.fold for prediction in predictions])
     return judge(predictions)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.cases import read_runs
 from lab.fitted import STEPS
 from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
-from lab.left_out.runs import read_runs
 from lab.left_out.table import judge, main
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import RateOptions, TimingOptions
@@ -53,11 +53,11 @@ def test_what_is_kept_is_as_what_is_made_anew(runs):
 def test_no_fit_sees_the_model_that_it_predicts(runs):
     """Whatever that model's steps had been, its predictions would be the same; also where a relative lends the constants."""
     runs = [run for run in runs if run.source in ("nanotron", "simumax")][::2]
-    predictions = LeftOut(runs=runs).predictions()
+    predictions = LeftOut.of_times(runs).predictions()
     assert len(predictions) == len(runs)
     for model in dict.fromkeys(run.model for run in runs):
-        others = [run if run.model != model else replace(run, choice=replace(run.choice, measured=3 * run.measured)) for run in runs]
-        moved = LeftOut(runs=others)
+        others = [run if run.model != model else replace(run, measured=3 * run.measured) for run in runs]
+        moved = LeftOut.of_times(others)
         for name in FITS:
             assert not any(runs[index].model == model for index in moved.rows_of(name, without=model))
         of_model = {prediction.run.id: prediction for prediction in predictions if prediction.run.model == model}
@@ -65,7 +65,7 @@ def test_no_fit_sees_the_model_that_it_predicts(runs):
         assert all(model in prediction.fold for prediction in of_model.values())
         for name, fit in FITS.items():  # what `predictions` does for this model alone: the other models' fits are not asked for
             rows = [index for index, run in enumerate(runs) if run.model == model and run.profile in fit.profiles]
-            again = moved.times.predict(rows, moved.fitted(name, without=model).values) if rows else ()
+            again = moved.predictor.predict(rows, moved.fitted(name, without=model).values) if rows else ()
             assert [of_model.pop(runs[index].id).predicted for index in rows] == list(again)
         assert not of_model
 
