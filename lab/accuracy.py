@@ -19,7 +19,7 @@ from statistics import median
 from lab.ablation import Ablation, ablation_values, ablations
 from lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from lab.command import command_parser, exits_on_errors
-from lab.few_runs import GroupFigures, few_runs_figures, few_runs_values
+from lab.few_runs import GroupFigures, few_runs_figures, few_runs_sections
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
 from lab.memory_outcomes import MemoryOutcome
 from lab.pages import Section, page, percent, percent_number, statistics_text, table
@@ -218,7 +218,7 @@ def _unseen(report: AccuracyReport) -> Sections:
         return
     yield from unseen_sections(*report.unseen, report.choices)
     if report.few:
-        yield "few_runs", few_runs_values(report.few)
+        yield from few_runs_sections(report.few)
     yield from fit_check_sections(report.outcomes)
 
 
