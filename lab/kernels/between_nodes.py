@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lab.kernels.chip_kernels import collective_kernel, collective_of_chip, size_decades
-from lab.kernels.kernel_fit import KernelFit, Parameter, bare_machine, chosen_rows, columns_of, fit_parameters, joined, micro
+from lab.kernels.chips import ChipTables
+from lab.kernels.kernel_fit import EACH_GROUP, KernelFit, Parameter, bare_machine, chosen_rows, columns_of, fit_parameters, joined, micro
 from lab.kernels.tables import (
     CollectiveTable,
     published_all_to_all,
@@ -27,9 +27,6 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link
 from perfmodel.hardware.reader import load_cluster
-
-if TYPE_CHECKING:
-    from lab.kernels.fit import ChipTables
 
 SCALE_OUT_FRACTION = 0.85
 """Share of a NIC's rate for large messages between nodes: SimAI's tables reach .95, EFA clusters .8, InfiniBand in Calculon's A100 system
@@ -69,14 +66,13 @@ def between_nodes(folder: Path, tables: ChipTables) -> Iterator[tuple[Collective
                 time[scales == scale] = collective_time(kind, some.num_bytes, group_size=some.ranks, inside=places, machine=machine)
             return time
 
-        decades = size_decades(table)
         return KernelFit(
             name=f"scale_out.{kind}",
             table=table,
-            groups=decades,
+            groups=size_decades(table),
             fit=lambda seen: fit_parameters(make, BETWEEN, lambda model: predict(model, seen), seen.time),
             predict=predict,
-            num_folds=len(np.unique(decades)),
+            num_folds=EACH_GROUP,
             parts=parts or {},
             uses_all=True,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.kernels.chips import ChipTables, Tiles
 from lab.kernels.grouped import GroupedTable, tuned_grouped
 from lab.kernels.kernel_fit import (
     DECODE_ROWS,
+    EACH_GROUP,
     KernelFit,
     Parameter,
     bare_machine,
@@ -54,16 +55,11 @@ from perfmodel.hardware.calibration import (
 )
 from perfmodel.hardware.cluster import Cluster
 
-if TYPE_CHECKING:
-    from lab.kernels.fit import ChipTables
-
 MEASURED_DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP8: "fp8"}
 """Names of the measured dtypes in the tables."""
 
 FEW_ROWS = f".m<{DECODE_ROWS}"
 
-
-Tiles = tuple[tuple[float, float, float], ...]
 
 LARGE_TIME = 1e-4
 """Time at peak rate of a large product. [s] In a fit it counts twice as much as a small one, larger ones up to three times, as they
@@ -222,14 +218,13 @@ def collective_kernel(
         weight = np.sqrt(seen.ranks / seen.ranks.mean())
         return fit_parameters(make, COLLECTIVE, lambda model: predict(model, seen), seen.time, weight=weight)
 
-    decades = size_decades(table)
     return KernelFit(
         name=f"scale_up.{kind}",
         table=table,
-        groups=decades,
+        groups=size_decades(table),
         fit=fit,
         predict=predict,
-        num_folds=len(np.unique(decades)),
+        num_folds=EACH_GROUP,
         uses_all=True,
     )
 
@@ -242,14 +237,13 @@ def size_decades(table: CollectiveTable) -> Array:
 def collective_of_chip(
     folder: Path, tables: ChipTables, kind: CollectiveKind, cluster: Cluster | None = None
 ) -> KernelFit[CollectiveTable, CollectiveModel]:
-    """Return the fit of a collective in a node; from the H100 on, NVLink SHARP reduces in the switch."""
+    """Return the fit of a collective in a node."""
     cluster = cluster or tables.cluster_of_fits()
     table = read_collectives(folder, tables.folder, tables.nccl, kind)
-    if kind is CollectiveKind.ALL_REDUCE and tables.folder == "h100_sxm":
-        published = read_published_all_reduce(folder, "H100", nodes=1)
+    if kind is CollectiveKind.ALL_REDUCE and tables.large_all_reduces:
+        published = read_published_all_reduce(folder, tables.large_all_reduces, nodes=1)
         table = joined(table, chosen_rows(published, published.num_bytes > 2**29))  # messages beyond the other table fix the asymptote
-    in_switch = kind is CollectiveKind.ALL_REDUCE and cluster.name != "dgx-a100"
-    return collective_kernel(table, kind, cluster, reduces_in_switch=in_switch)
+    return collective_kernel(table, kind, cluster, reduces_in_switch=kind is CollectiveKind.ALL_REDUCE and tables.reduces_in_switch)
 
 
 #: Parameters of the read of a KV cache of any kind; the memory bandwidth cannot be exceeded.

@@ -29,7 +29,7 @@ from lab.kernels.chip_kernels import (
     grouped_of_chip,
     matmuls_of_chip,
 )
-from lab.kernels.fit import TABLES, ChipTables
+from lab.kernels.chips import TABLES, ChipTables
 from lab.kernels.kernel_fit import DECODE_ROWS, FIT_POINTS, chosen_rows
 from lab.kernels.serving import serving_kernels, serving_prior_errors
 from lab.kernels.tables import AICONFIGURATOR_KINDS, read_attention, read_collectives

@@ -25,6 +25,8 @@ DECODE_ROWS = 128
 FIT_POINTS = 3000
 """Points of a table that a fit uses (drawn at random, seed 0). Errors are over all points."""
 
+EACH_GROUP = 2**31
+
 OUTLIER = 0.1
 """Relative error from which a point counts less than its square (soft L1): tables contain badly selected kernels."""
 
@@ -57,7 +59,7 @@ class KernelFit(Generic[_Table, _Model]):
     groups    label of each point; points of one label are left out together
     fit       the model of a table
     predict   times of a table by a model [s]
-    num_folds   of the cross-validation; whole groups go into one fold
+    num_folds   of the cross-validation; whole groups go into one fold. `EACH_GROUP`: a fold for each
     parts     suffix of the name -> points that are reported under it; empty: all points under the name
     uses_all  the shipped fit uses every point, not a sample
     """

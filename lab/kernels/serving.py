@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lab.kernels.chip_kernels import CACHE_READ, EXPERT_ROWS, FEW_ROWS, expert_weight, size_decades
+from lab.kernels.chips import ChipTables
 from lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
 from lab.kernels.kernel_fit import (
     DECODE_ROWS,
+    EACH_GROUP,
     KernelFit,
     Parameter,
     PartErrors,
@@ -69,9 +71,6 @@ from perfmodel.hardware.serving_kernels import (
 )
 from perfmodel.workload.quantization import QUANTIZATIONS
 
-if TYPE_CHECKING:
-    from lab.kernels.fit import ChipTables
-
 Models = Mapping[str, Any]
 """Models of one field of `ServingKernels` by name."""
 
@@ -86,7 +85,7 @@ def serving_kernels(folder: Path, tables: ChipTables, plain: MatmulModel) -> Ite
     for name, theirs in measured_experts(folder, tables.folder, tables.gemm).items():
         yield grouped_weight_kernel(read_grouped_weights(folder, tables.folder, tables.gemm, theirs), name, plain, cluster)
     for kernel in CACHED_KERNELS:
-        if kernel == FP8_CACHE or tables.folder not in UNFIT:
+        if kernel == FP8_CACHE or tables.decodes_latent:
             table = read_cached(folder, tables.folder, kernel, tables.attention if kernel == FP8_CACHE else tables.latent)
             if len(table.time):
                 yield cached_kernel(table, kernel, cluster)
@@ -171,9 +170,8 @@ def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelF
             candidates.append(fit_parameters(models, parameters, lambda fitted: predict(fitted, seen), seen.time))
         return min(candidates, key=lambda candidate: float(relative_errors(predict(candidate, seen), seen.time).mean()))
 
-    decades = size_decades(table)
     return KernelFit(
-        name="small_all_reduce", table=table, groups=decades, fit=fit, predict=predict, num_folds=len(np.unique(decades)), uses_all=True
+        name="small_all_reduce", table=table, groups=size_decades(table), fit=fit, predict=predict, num_folds=EACH_GROUP, uses_all=True
     )
 
 
@@ -300,9 +298,6 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Decode attention with fp8 and latent caches
 # ---------------------------------------------------------------------------------------------------------------------------------
-
-UNFIT = ("a100_sxm",)
-"""Chips whose table of latent decoding is of a kernel that no engine runs: a quarter of the memory bandwidth, 47 % error of any model."""
 
 LEAST_SHARED = 2
 """Query heads to a key-value head of 8 bits from which Hopper's tensor-core kernel runs; with one each it takes 1.3-1.6 times as long."""

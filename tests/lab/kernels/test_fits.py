@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lab.kernels.chip_kernels import BULK_BYTES, RING_STEP_BYTES, attention_kernel, collective_kernel, matmul_kernel
-from lab.kernels.fit import TABLES, main
+from lab.kernels.chips import TABLES
+from lab.kernels.fit import main
 from lab.kernels.tables import AttentionTable, CollectiveTable, MatmulTable
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.kernels.fit import TABLES
+from lab.kernels.chips import TABLES
 from lab.kernels.grouped import BALANCED
 from lab.kernels.serving import (
     cached_kernel,
