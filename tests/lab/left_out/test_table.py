@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.accuracy_lines import EVERY
 from lab.cases import read_runs
 from lab.fitted import STEPS
 from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
@@ -95,8 +96,9 @@ def test_every_relative_is_fitted_before_whoever_leans_on_it():
 def test_the_table_counts_its_lines(runs):
     times = StepTimes(runs=runs).predict(range(len(runs)), {})
     table = judge([PredictedRun(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)])
-    assert len(table.lines["Megatron-LM on A100, Korthikanti"]) == 8
-    assert len(table.counted) == sum(len(errors) for title, errors in table.lines.items() if not title.startswith("("))
+    assert len(table.errors("Megatron-LM on A100, Korthikanti")) == 8
+    counted = sum(len(errors) for line, errors in table.lines.items() if line.counts and line is not EVERY)
+    assert len(table.lines[EVERY]) == counted
 
 
 @pytest.mark.slow
