@@ -34,7 +34,7 @@ from perfmodel.validation.assumed_framework import HiddenFrameworks, HiddenRun, 
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import FitCounts, fit_counts
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
-from perfmodel.validation.statistics import error_statistics
+from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 from perfmodel.validation.step_times import PlannedRun, StepTimes
 from perfmodel.validation.validate import CasePredictor
 
@@ -189,12 +189,9 @@ def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenFigures:
-    """Figures of one group. coverage: share of its runs in the 80 % interval of the groups of other frameworks; low, high: its median."""
+    """Errors of one group, with the share of its runs in the 80 % interval of the groups of other frameworks. low, high: its median."""
 
-    num_runs: int
-    bias: float
-    mean: float
-    coverage: float
+    errors: ErrorStatistics
     low: float
     high: float
 
@@ -209,15 +206,8 @@ def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
         unknown = (math.nan, math.nan)
         bounds = [unseen_interval(residuals, without=profile, open_behaviours=run.open) if has_others else unknown for run in members]
         held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
-        errors = error_statistics([run.error for run in members], held)
-        figures[group] = UnseenFigures(
-            num_runs=errors.count,
-            bias=errors.bias,
-            mean=errors.mean,
-            coverage=errors.coverage,
-            low=median(low for low, _ in bounds),
-            high=median(high for _, high in bounds),
-        )
+        low, high = map(median, zip(*bounds, strict=True))
+        figures[group] = UnseenFigures(errors=error_statistics([run.error for run in members], held), low=low, high=high)
     return figures
 
 
@@ -231,7 +221,7 @@ class OverGroups:
 
 
 def over_groups(figures: Mapping[str, UnseenFigures]) -> OverGroups:
-    groups = figures.values()
+    groups = [group.errors for group in figures.values()]
     return OverGroups(
         scatter=math.sqrt(float(np.mean([math.log1p(group.bias) ** 2 for group in groups]))),
         mean=float(np.mean([group.mean for group in groups])),
@@ -249,11 +239,10 @@ def unseen_sections(known: Mapping[str, UnseenFigures], kin: Mapping[str, Unseen
     headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without family", "mean, without family")
     rows = []
     for name, figures in known.items():
-        further = kin.get(name)
-        more = (f"{100 * further.bias:+.1f}", percent_number(further.mean)) if further else ("", "")
-        interval = f"{figures.low:.2f} to {figures.high:.2f}"
-        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", percent_number(figures.mean), f"{figures.coverage:.0%}", interval)
-        rows.append((name, *numbers, *more))
+        errors, interval = figures.errors, f"{figures.low:.2f} to {figures.high:.2f}"
+        further = (_signed(kin[name].errors.bias), percent_number(kin[name].errors.mean)) if name in kin else ("", "")
+        numbers = (str(errors.count), _signed(errors.bias), percent_number(errors.mean), f"{errors.coverage:.0%}", interval)
+        rows.append((name, *numbers, *further))
     every, family = over_groups(known), over_groups(kin) if kin else None
     last = (f"scatter {100 * family.scatter:.1f}", percent_number(family.mean)) if family else ("", "")
     mean = ("", f"scatter {100 * every.scatter:.1f}", percent_number(every.mean), f"{every.coverage:.0%}", "")
@@ -271,6 +260,10 @@ def unseen_sections(known: Mapping[str, UnseenFigures], kin: Mapping[str, Unseen
                 "correlation": f"{overall.rank_correlation:.2f}",
             },
         )
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}"
 
 
 def fit_check_sections(outcomes: Sequence[MemoryOutcome]) -> Iterator[Section]:
