@@ -19,7 +19,7 @@ from lab.pages import table
 from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_headroom import MemoryUncertainty, Verdict
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed, Verdict, outcome_rule
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
@@ -52,16 +52,22 @@ class MemoryOutcome:
 
 def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
     """Return the outcome of a case that ran or ran out of memory. Raises InputError where it cannot be predicted."""
-    estimator = predictor.estimator(planned)
-    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
-    headroom = min(rank.log_headroom(estimator.machine.memory.usable) for rank in ranks)
+    ranks, usable, uncertainty = _needs(planned, predictor)
+    headroom = min(rank.log_headroom(usable) for rank in ranks)
     return MemoryOutcome(
         id=case.id,
         model=planned.plan.job.model.name,
         log_headroom=min(max(headroom, -_FARTHEST), _FARTHEST),
         ran=case.ran is True,
-        verdict=predictor.predict(planned).verdict,
+        verdict=outcome_rule(uncertainty).verdict(ranks, usable, uncertainty),
     )
+
+
+def _needs(planned: PlannedCase, predictor: CasePredictor) -> tuple[Sequence[RankNeed], float, MemoryUncertainty]:
+    """Return the needed memory of each rank, the usable memory of a chip [byte], and the uncertainty of the profile."""
+    estimator, uncertainty = predictor.estimator(planned), uncertainty_of_memory(planned.profile)
+    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty)
+    return ranks, estimator.machine.memory.usable, uncertainty
 
 
 def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
@@ -75,14 +81,10 @@ def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
     """Yield log(needed / predicted) of the uncertain part, for runs that report the allocator's peak on the fullest rank."""
     for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured("memory")) or case.reason)):
-        if planned.framework.profile != framework:
-            continue
-        try:
-            row = evaluate_memory(predictor.estimator(planned), planned.plan)
-            rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda need: need.total)
-        except InputError:
-            continue
-        yield math.log(max(case.measured("memory") + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
+        if planned.framework.profile == framework:
+            with suppress(InputError):
+                rank = max(_needs(planned, predictor)[0], key=lambda need: need.total)
+                yield math.log(max(case.measured("memory") + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
 
 
 def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryUncertainty:
