@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,11 @@ def is_primary(case: Case) -> bool:
 
 
 def planned_cases(cases: Iterable[Case], keep: Callable[[Case], bool]) -> Iterator[tuple[Case, PlannedCase]]:
-    """Yield the kept cases that can be planned, with their plans."""
-    for case in filter(keep, cases):
-        try:
-            planned = plan_of_case(case.inputs)
-        except InputError:
-            continue
-        yield case, planned
+    """Yield the kept training runs that can be planned, with their plans."""
+    for case in cases:
+        if not case.is_serving and keep(case):
+            with suppress(InputError):
+                yield case, plan_of_case(case.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

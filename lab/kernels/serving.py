@@ -54,6 +54,7 @@ from perfmodel.cost.serving.kernels import (
 )
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.serving_kernels import (
@@ -131,15 +132,11 @@ def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> 
     num_bytes, ranks = 2.0 * np.asarray(frame.message_size, dtype=float), np.asarray(frame.num_gpus, dtype=float)
     time = np.asarray(frame.latency, dtype=float) * 1e-3
     library = read_collectives(folder, chip, nccl, CollectiveKind.ALL_REDUCE)
-    measured: dict[tuple[float, float], list[float]] = {}
-    for size, members, seconds in zip(library.num_bytes, library.ranks, library.time, strict=True):
-        measured.setdefault((float(size), float(members)), []).append(float(seconds))
-    smallest = float(library.num_bytes.min())
-    nccl_time = np.array(
-        [np.median(measured.get((max(size, smallest), members), [np.inf])) for size, members in zip(num_bytes, ranks, strict=True)]
-    )
+    measured = grouped(zip(library.num_bytes, library.ranks, library.time, strict=True), lambda row: row[:2])
+    sizes = np.maximum(num_bytes, library.num_bytes.min())
+    nccl_times = [[seconds for *_, seconds in measured.get(key, ())] or [np.inf] for key in zip(sizes, ranks, strict=True)]
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=time)
-    return chosen_rows(table, (time < NCCL_MARGIN * nccl_time) & (num_bytes <= MOST_BYTES))
+    return chosen_rows(table, (time < NCCL_MARGIN * np.array([np.median(times) for times in nccl_times])) & (num_bytes <= MOST_BYTES))
 
 
 def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelFit[CollectiveTable, Models]:

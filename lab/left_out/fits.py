@@ -30,11 +30,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A constant, and the fit and constant of a relative that give its prior; none: the constant's own prior holds."""
+    """A constant, and the fit of a relative whose value is its prior; none: the constant's own prior holds."""
 
     constant: Constant
     relative: str = ""
-    relative_constant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +52,22 @@ class ProfileFit:
     lends_to: tuple[str, ...] = ()
 
 
+def _factor(name: str, prior: float, spread: float, lower: float, upper: float, relative: str = "") -> Expected:
+    return Expected(constant=Constant(name=name, prior=prior, spread=spread, lower=lower, upper=upper), relative=relative)
+
+
 def _rate(relative: str = "") -> Expected:
     """Return the matmul rate: 0.9 of the calibrated rate, within a tenth, for layouts, libraries and concurrent kernels."""
-    constant = Constant(name="matmul_rate_fraction", prior=0.9, spread=0.1, lower=0.4, upper=1.0)
-    return Expected(constant=constant, relative=relative, relative_constant=constant.name)
+    return _factor("matmul_rate_fraction", 0.9, 0.1, 0.4, 1.0, relative)
 
 
 def _time(name: str, prior: float, relative: str = "") -> Expected:
     """Return a host time; these scatter by half between frameworks."""
-    return Expected(
-        constant=Constant(name=name, prior=prior, spread=0.4, lower=prior / 20, upper=prior * 10), relative=relative, relative_constant=name
-    )
+    return _factor(name, prior, 0.4, prior / 20, prior * 10, relative)
 
 
-def _share(name: str, prior: float, spread: float, relative: str = "") -> Expected:
-    constant = Constant(name=name, prior=prior, spread=spread, lower=0.0, upper=1.0, is_ratio=False)
-    return Expected(constant=constant, relative=relative, relative_constant=name)
-
-
-def _factor(name: str, prior: float, spread: float, lower: float, upper: float, relative: str = "") -> Expected:
-    constant = Constant(name=name, prior=prior, spread=spread, lower=lower, upper=upper)
-    return Expected(constant=constant, relative=relative, relative_constant=name)
+def _share(name: str, prior: float, spread: float) -> Expected:
+    return Expected(constant=Constant(name=name, prior=prior, spread=spread, lower=0.0, upper=1.0, is_ratio=False))
 
 
 #: Loops in eager torch share one matmul rate and one host time a step.
@@ -233,7 +227,7 @@ class LeftOut:
         for item in self.fits[name].constants:
             constant = item.constant
             if item.relative:
-                value = self.fitted(item.relative, without=without).values[item.relative_constant]
+                value = self.fitted(item.relative, without=without).values[constant.name]
                 constant = with_prior(constant, value)
             expected.append(constant)
         return tuple(expected)

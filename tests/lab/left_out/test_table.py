@@ -90,7 +90,7 @@ def test_every_relative_is_fitted_before_whoever_leans_on_it():
         for item in fit.constants:
             if item.relative:
                 assert names.index(item.relative) < names.index(name)
-                assert item.relative_constant in [constant.constant.name for constant in FITS[item.relative].constants]
+                assert item.constant.name in [constant.constant.name for constant in FITS[item.relative].constants]
 
 
 def test_the_table_counts_its_lines(runs):
