@@ -15,16 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import read_runs
 from lab.command import command_parser, exits_on_errors
-from lab.left_out.fits import FITS
-from lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
-from lab.left_out.runs import read_runs
+from lab.left_out.fits import LeftOut
 from lab.pages import table
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.shipped import NEUTRAL, fitted_numbers
 from perfmodel.validation.cases import read_cases
-from perfmodel.validation.step_times import StepTimes
 
 Array = NDArray[np.float64]
 
@@ -62,33 +60,20 @@ def num_constants() -> int:
 
 
 def ablations(cases: Path) -> list[Ablation]:
-    return [*_of_steps(cases), *_of_memory(cases)]
+    every = (LeftOut.of_times(read_runs(cases)), LeftOut.of_memories(read_cases(cases)))
+    return [ablation for fits in every for name in fits.fits for ablation in _of_fit(fits, name)]
 
 
-def _of_steps(cases: Path) -> Iterator[Ablation]:
-    runs = read_runs(cases)
-    times, measured = StepTimes(runs=runs), np.array([run.measured for run in runs])
-    for fit in FITS.values():
-        rows = [index for index, run in enumerate(runs) if run.profile in fit.profiles]
-        if not rows:
-            continue
-        base = times.predict(rows, {})
-        for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
-            value, without = load_profile(fit.profiles[0]).option(constant), times.predict(rows, {constant: NEUTRAL[constant]})
-            ablation = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
-            yield replace(ablation, is_lent=constant in fit.lent)
-
-
-def _of_memory(cases: Path) -> Iterator[Ablation]:
-    memories = Memories(runs=runs_with_memory(read_cases(cases)))
-    for name, fit in MEMORY_FITS.items():
-        runs = memories.of(name)
-        if not runs:
-            continue
-        base, measured = memories.figures(runs, {}), np.array([run.measured for run in runs])
-        for item in fit.constants:
-            without, value = memories.figures(runs, {item.name: NEUTRAL[item.name]}), load_profile(name).option(item.name)
-            yield _judged((name,), item.name, value, "memory", base, without, measured)
+def _of_fit(fits: LeftOut, name: str) -> Iterator[Ablation]:
+    fit, rows = fits.fits[name], fits.predicted(name)
+    if not rows:
+        return
+    base, measured = fits.predictor.predict(rows, {}), fits.measured(rows)
+    for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
+        value = load_profile(fit.profiles[0]).option(constant)
+        without = fits.predictor.predict(rows, {constant: NEUTRAL[constant]})
+        ablation = _judged(fit.profiles, constant, value, fits.what, base, without, measured)
+        yield replace(ablation, is_lent=constant in fit.lent)
 
 
 def _judged(frameworks: tuple[str, ...], constant: str, value: float, of: str, base: Array, without: Array, measured: Array) -> Ablation:

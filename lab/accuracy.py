@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 from lab.ablation import Ablation, ablation_values, ablations
-from lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
+from lab.accuracy_lines import EVERY, SMALL, cause_of, errors_by_line, median_of_means
 from lab.command import command_parser, exits_on_errors
-from lab.few_runs import GroupFigures, few_runs_figures, few_runs_values
+from lab.few_runs import GroupFigures, few_runs_figures, few_runs_sections
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
 from lab.memory_outcomes import MemoryOutcome
 from lab.pages import Section, page, percent, percent_number, statistics_text, table
@@ -32,9 +31,10 @@ from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.report.markdown import markdown_table
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.figures import write_figures
-from perfmodel.validation.judgement import ValidationResult, error_summary, errors_by, metric_errors, summarise
+from perfmodel.validation.judgement import ValidationResult, error_summary, errors_by, summarise
 from perfmodel.validation.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
 from perfmodel.validation.rows import NO_TIMES, TrainingRow
+from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.tables import choice_table, error_table, expert_tables, fit_table, memory_table, reason_table
 from perfmodel.validation.validate import validate_cases
 
@@ -129,34 +129,25 @@ def _introduction(report: AccuracyReport) -> Sections:
 
 
 def _main_table(report: AccuracyReport) -> Sections:
-    scored, others = report.scored, report.scored_left_out
+    scored, others = (errors_by_line((row.labels, row.time_error) for row in rows) for rows in (report.scored, report.scored_left_out))
     headers = ["runs", "n", "mean", "median", "p90", "max", "bias"]
     headers += ["mean, left out", "p90, left out", "max, left out"] if others else []
-    headers += ["other models"]
-    counted = [line for line in LINES if line.counts]
-    every = AccuracyLine(title="all but those in brackets", holds=lambda labels: any(line.holds(labels) for line in counted))
-    lines = [(line.title, line) for line in LINES] + [(f"**{every.title}**", every)]
-    rows = [_line(title, line, scored, others) for title, line in lines]
-    medians = [_source_median(scored, counted, "In-sample"), *([_source_median(others, counted, "Left out")] if others else [])]
-    yield "step_time", {"table": table(headers, filter(None, rows), headers[1:-1]), "medians": " ".join(medians)}
+    rows = []
+    for line, errors in scored.items():
+        of, left = error_statistics(errors), error_statistics(others.get(line, ()))
+        left_out = statistics_text(left, "mean p90 largest").values() if others else ()
+        title = f"**{line.title}**" if line is EVERY else line.title
+        rows.append((title, f"{of.count:,}", *statistics_text(of, "mean median p90 largest bias").values(), *left_out, line.others))
+    medians = {"In-sample": median_of_means(scored), **({"Left out": median_of_means(others)} if others else {})}
+    texts = [f"{name}: the median of the mean errors of these rows is {percent(value)}." for name, value in medians.items()]
+    yield "step_time", {"table": table([*headers, "other models"], rows, headers[1:]), "medians": " ".join(texts)}
     if others:
-        overall = error_summary("all", [row for row in others if every.holds(row.labels)]).times
-        yield "left_out", {"title": every.title, **statistics_text(overall, "median mean p90 bias", percent)}
+        yield (
+            "left_out",
+            {"title": EVERY.title, **statistics_text(error_statistics(others.get(EVERY, ())), "median mean p90 bias", percent)},
+        )
     else:
         yield "not_left_out", {}
-
-
-def _line(title: str, line: AccuracyLine, scored: Sequence[TrainingRow], others: Sequence[TrainingRow]) -> tuple[str, ...]:
-    of, left = (metric_errors([row for row in rows if line.holds(row.labels)], "step_time") for rows in (scored, others))
-    if not of.count:
-        return ()
-    left_out = statistics_text(left, "mean p90 largest").values() if others else ()
-    return (title, f"{of.count:,}", *statistics_text(of, "mean median p90 largest bias").values(), *left_out, line.others)
-
-
-def _source_median(rows: Sequence[TrainingRow], lines: Sequence[AccuracyLine], name: str) -> str:
-    means = [error_summary("", part).times.mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
-    return f"{name}: the median of the mean errors of these rows is {percent(median(means) if means else math.nan)}."
 
 
 def _tables_by_field(report: AccuracyReport, figures: str) -> Sections:
@@ -218,7 +209,7 @@ def _unseen(report: AccuracyReport) -> Sections:
         return
     yield from unseen_sections(*report.unseen, report.choices)
     if report.few:
-        yield "few_runs", few_runs_values(report.few)
+        yield from few_runs_sections(report.few)
     yield from fit_check_sections(report.outcomes)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
 from perfmodel.validation.rows import TrainingRow
 from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.statistics import error_statistics
 
 _NODE = 8
 _TORCH_FSDP = ("titan", "titan24", "titan2506", "ibmfsdp")
@@ -34,12 +37,8 @@ class AccuracyLine:
             raise ValueError(f"{self.title}: brackets mark the lines that do not count")
 
 
-def _is_of(*sources: str) -> Rule:
-    return lambda labels: labels.source in sources
-
-
-def _is_mpt(chip: str) -> Rule:
-    return lambda labels: labels.source == "llmfoundry" and labels.chip.startswith(chip)
+def _is_of(*sources: str, where: Rule = lambda labels: True) -> Rule:
+    return lambda labels: labels.source in sources and where(labels)
 
 
 def is_narrow(labels: RunLabels) -> bool:
@@ -47,34 +46,17 @@ def is_narrow(labels: RunLabels) -> bool:
     return labels.precision not in ("bf16", "fp16", "fp32", "tf32")
 
 
-def is_korthikanti(labels: RunLabels) -> bool:
-    """Return whether a run is one of the paper's eight rows with one replica."""
-    return labels.source == "korthikanti" and "dp" not in labels.form
-
-
-def is_korthikanti_replicated(labels: RunLabels) -> bool:
-    return labels.source == "korthikanti" and "dp" in labels.form
-
-
-def is_vtrain_node(labels: RunLabels) -> bool:
-    return labels.source == "vtrain" and labels.num_chips <= _NODE
-
-
-def is_vtrain_nodes(labels: RunLabels) -> bool:
-    return labels.source == "vtrain" and labels.num_chips > _NODE
-
-
-def is_torch_fsdp(labels: RunLabels) -> bool:
-    """Return whether a run is one of torchtitan's or IBM's in bf16."""
-    return labels.source in _TORCH_FSDP and not is_narrow(labels)
-
-
-def is_torch_fsdp_narrow(labels: RunLabels) -> bool:
-    return labels.source in _TORCH_FSDP and is_narrow(labels)
-
-
-is_simumax, is_nanotron, is_megatron_2020, is_llm_c = _is_of("simumax"), _is_of("nanotron"), _is_of("megatron"), _is_of("llmc")
-is_mpt_a100, is_mpt_h100 = _is_mpt("a100"), _is_mpt("h100")
+#: The paper's eight rows with one replica.
+is_korthikanti = _is_of("korthikanti", where=lambda labels: "dp" not in labels.form)
+is_korthikanti_replicated = _is_of("korthikanti", where=lambda labels: "dp" in labels.form)
+is_vtrain_node = _is_of("vtrain", where=lambda labels: labels.num_chips <= _NODE)
+is_vtrain_nodes = _is_of("vtrain", where=lambda labels: labels.num_chips > _NODE)
+#: Runs of torchtitan and of IBM.
+is_torch_fsdp = _is_of(*_TORCH_FSDP, where=lambda labels: not is_narrow(labels))
+is_torch_fsdp_narrow = _is_of(*_TORCH_FSDP, where=is_narrow)
+is_simumax, is_nanotron, is_megatron_2020, is_llm_c = map(_is_of, ("simumax", "nanotron", "megatron", "llmc"))
+is_mpt_a100 = _is_of("llmfoundry", where=lambda labels: labels.chip.startswith("a100"))
+is_mpt_h100 = _is_of("llmfoundry", where=lambda labels: labels.chip.startswith("h100"))
 
 LINES: Sequence[AccuracyLine] = (
     AccuracyLine(
@@ -94,6 +76,22 @@ LINES: Sequence[AccuracyLine] = (
     AccuracyLine(title="(Korthikanti, 8 replicas)", holds=is_korthikanti_replicated, counts=False),
     AccuracyLine(title="(llm.c)", holds=is_llm_c, counts=False),
 )
+
+EVERY = AccuracyLine(title="all but those in brackets", holds=lambda labels: any(line.holds(labels) for line in LINES if line.counts))
+
+
+def errors_by_line(errors: Iterable[tuple[RunLabels, float]], lines: Sequence[AccuracyLine] = LINES) -> dict[AccuracyLine, list[float]]:
+    """Return the errors of each line that has runs, and those of all lines that count."""
+    errors = list(errors)
+    every = {line: [error for labels, error in errors if line.holds(labels)] for line in (*lines, EVERY)}
+    return {line: members for line, members in every.items() if members}
+
+
+def median_of_means(errors: Mapping[AccuracyLine, Sequence[float]]) -> float:
+    """Return the median of the mean errors of the lines that count."""
+    means = [error_statistics(members).mean for line, members in errors.items() if line.counts and line is not EVERY]
+    return median(means) if means else math.nan
+
 
 _SMALL = 0.25e9
 

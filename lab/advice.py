@@ -38,31 +38,32 @@ _NEEDS = {"sequence_parallel": "tp", "virtual_stages": "pp"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two runs that differ in one option; measured and predicted: step times [s], the run that is measured as faster first."""
+class Run:
+    """A run with its options; measured and predicted: step times [s]."""
 
-    option: str
-    ids: tuple[str, str]
-    values: tuple[Any, Any]
-    measured: tuple[float, float]
-    predicted: tuple[float, float]
-
-    @property
-    def is_right(self) -> bool:
-        return self.predicted[0] < self.predicted[1]
-
-    @property
-    def is_advised(self) -> bool:
-        """Whether `advise` would offer one of the two for the other: the predicted gain is large enough."""
-        return 1 - min(self.predicted) / max(self.predicted) > LEAST_GAIN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
     id: str
     options: Mapping[str, Any]
     measured: float
     predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs that differ in one option; `fast` is measured as the faster one."""
+
+    option: str
+    fast: Run
+    slow: Run
+
+    @property
+    def is_right(self) -> bool:
+        return self.fast.predicted < self.slow.predicted
+
+    @property
+    def is_advised(self) -> bool:
+        """Whether `advise` would offer one of the two for the other: the predicted gain is large enough."""
+        low, high = sorted((self.fast.predicted, self.slow.predicted))
+        return 1 - low / high > LEAST_GAIN
 
 
 def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) -> Iterator[Pair]:
@@ -81,25 +82,18 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
             if len(names) != 1:
                 continue
             fast, slow = sorted((one, other), key=lambda run: run.measured)
-            if slow.measured <= fast.measured * (1 + NEAR_BEST):
-                continue
-            yield Pair(
-                option=names[0],
-                ids=(fast.id, slow.id),
-                values=(fast.options.get(names[0]), slow.options.get(names[0])),
-                measured=(fast.measured, slow.measured),
-                predicted=(fast.predicted, slow.predicted),
-            )
+            if slow.measured > fast.measured * (1 + NEAR_BEST):
+                yield Pair(option=names[0], fast=fast, slow=slow)
 
 
-def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str, float] | None) -> Iterator[_Run]:
+def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str, float] | None) -> Iterator[Run]:
     """Yield one run for each set of options, with the median time."""
     for repeats in grouped(cases, lambda case: json.dumps(_options(case), sort_keys=True, default=str)).values():
         first = repeats[0]
         time = predictor.row(first).predicted_step_time if left_out is None else left_out.get(first.id, math.nan)
         if not math.isnan(time):
             measured = median(case.measured("step_time") for case in repeats)
-            yield _Run(id=first.id, options=_options(first), measured=measured, predicted=time)
+            yield Run(id=first.id, options=_options(first), measured=measured, predicted=time)
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -138,9 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(columns_text([headings, *table(compared)]))
     for pair in compared if given.wrong else ():
         if not pair.is_right:
-            measured, predicted = (slow / fast - 1 for fast, slow in (pair.measured, pair.predicted))
-            gains = f"measured {measured:+.1%}, predicted {predicted:+.1%}"
-            print(f"{pair.option}: {pair.values[0]} over {pair.values[1]}: {gains}: {', '.join(pair.ids)}")
+            fast, slow = pair.fast, pair.slow
+            gains = f"measured {slow.measured / fast.measured - 1:+.1%}, predicted {slow.predicted / fast.predicted - 1:+.1%}"
+            values = f"{fast.options.get(pair.option)} over {slow.options.get(pair.option)}"
+            print(f"{pair.option}: {values}: {gains}: {fast.id}, {slow.id}")
 
 
 if __name__ == "__main__":

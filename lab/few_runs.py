@@ -16,9 +16,8 @@ lists first.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
-from lab.pages import page, table
+from lab.pages import Section, page, table
 from lab.splits import k_of_n
 from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
 from perfmodel.fitting.fit import LogTimes, UserFit, UserRun, fit_some, mean_error
@@ -51,15 +50,17 @@ _MOST_PREDICTED = 60
 """Largest number of runs of a group that are predicted in a draw; larger groups are sampled."""
 
 
+ANY, OF_JOB, FASTEST = WAYS = ("any of the group", "any of the job", "the expected fastest of the job")
+"""Ways of giving runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFigures:
     """Figures by the number of given runs; numbers for which a group has too few runs are left out.
 
     components    mean square of log(predicted / measured) before any fit, by part: see `components_of`
     common_known  mean error without the median of log(predicted / measured): that of the best factor for all runs
-    regrets       of the chosen plan after any runs of the group, one a draw and job
-    of_the_job    the same after any runs of the job; jobs without further plans are left out
-    tried_first   the same after those of the job that are expected to be fastest, one a job
+    regrets       of the chosen plan, by the way of giving runs: one a draw and job. Jobs without further plans are left out
     first_three   of the best of the three plans that are expected to be fastest before any run is given, one a job
     """
 
@@ -67,12 +68,10 @@ class GroupFigures:
     num_runs: int
     errors: Mapping[int, float]
     coverages: Mapping[int, float]
-    components: tuple[float, ...] = ()
-    common_known: float = math.nan
-    regrets: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    of_the_job: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    tried_first: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    first_three: Sequence[float] = ()
+    components: tuple[float, ...]
+    common_known: float
+    regrets: Mapping[str, Mapping[int, Sequence[float]]]
+    first_three: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,22 +146,34 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
     layouts = [(run.planned.plan.layout, int(run.planned.plan.zero), run.planned.plan.recompute) for run in runs]
     jobs = group.jobs
     at_first = [group.judged(job, np.log(first[job])) for job in jobs]
-    regrets = {0: [judged.regret for judged in at_first]}
+    regrets: dict[str, dict[int, list[float]]] = {way: {given: [] for given in GIVEN} for way in WAYS}
+    regrets[ANY][0] = [judged.regret for judged in at_first]
     choice_draws = min(draws, _CHOICE_DRAWS)
-    of_the_job, tried_first = _given_of_the_job(group, every, jobs, first=first, draws=choice_draws, seed=seed)
+
+    def regret(job: Sequence[int], fit: UserFit, known: Sequence[int]) -> float:
+        return group.judged(job, expected_log_times(every, fit, job), known).regret
+
+    for given in GIVEN:
+        random = np.random.default_rng((seed, given, len(GIVEN)))
+        for job in jobs:
+            if given >= len(job):
+                continue
+            drawn = [(OF_JOB, split.seen) for split in k_of_n(given, len(job), draws=choice_draws, random=random)]
+            for way, seen in (*drawn, (FASTEST, np.argsort(first[job], kind="stable")[:given].tolist())):
+                known = [job[index] for index in seen]
+                regrets[way][given].append(regret(job, fit_some(every, known), known))
     for given in GIVEN:
         if given >= len(runs):
             continue
         random = np.random.default_rng((seed, given))
-        means, shares, regrets[given] = [], [], []
+        means, shares = [], []
         for draw, split in enumerate(k_of_n(given, len(runs), draws=draws, random=random)):
             rest = split.held_out[:_MOST_PREDICTED]
             fit = fit_some(every, split.seen)
             left = every.at(fit.values, rest) - measured[rest]
             means.append(mean_error(left))
             shares.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
-            judged_jobs = jobs if draw < choice_draws else []
-            regrets[given] += [group.judged(job, expected_log_times(every, fit, job), split.seen).regret for job in judged_jobs]
+            regrets[ANY][given] += [regret(job, fit, split.seen) for job in jobs if draw < choice_draws]
         errors[given], coverages[given] = float(np.mean(means)), float(np.mean(shares))
     return GroupFigures(
         name=name,
@@ -172,103 +183,54 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
         components=components_of(start, [choice.group for choice in group.choices], layouts),
         common_known=mean_error(start - np.median(start)),
         regrets=regrets,
-        of_the_job=of_the_job,
-        tried_first=tried_first,
         first_three=[judged.best_of_three for judged in at_first],
     )
 
 
-def _given_of_the_job(
-    group: HiddenGroup, every: LogTimes, jobs: Sequence[Sequence[int]], *, first: Array, draws: int, seed: int
-) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Return the regrets after runs of the job itself: any, and those that are expected to be fastest."""
-    of_the_job: dict[int, list[float]] = {given: [] for given in GIVEN}
-    tried_first: dict[int, list[float]] = {given: [] for given in GIVEN}
-    for given in GIVEN:
-        random = np.random.default_rng((seed, given, len(GIVEN)))
-        for job in jobs:
-            if given >= len(job):
-                continue
-            drawn = [(of_the_job, split.seen) for split in k_of_n(given, len(job), draws=draws, random=random)]
-            for regrets, seen in (*drawn, (tried_first, np.argsort(first[job], kind="stable")[:given].tolist())):
-                known = [job[index] for index in seen]
-                fit = fit_some(every, known)
-                regrets[given].append(group.judged(job, expected_log_times(every, fit, job), known).regret)
-    return of_the_job, tried_first
-
-
-def few_runs_values(figures: Sequence[GroupFigures], draws: int = DRAWS) -> dict[str, object]:
-    """Return the values of the section of docs/accuracy.md."""
-    errors, choices = ((table(rows[0], rows[1:]) if rows else "") for rows in (rows_of(figures), regret_rows(figures)))
-    texts = {"components": components_text(figures), "choice": regrets_text(figures)}
-    return {"draws": draws, "table": errors, **texts, "choices": choices}
-
-
-def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
-    """Return headers, a line for each group, and their mean, each group weighing one."""
+def few_runs_sections(figures: Sequence[GroupFigures], draws: int = DRAWS) -> Iterator[Section]:
+    """Yield the sections of docs/accuracy.md: a line for each group, their mean, each group weighing one, and choices of plans."""
     counts = (0, *GIVEN)
     headers = (*(f"{count} given" for count in counts), *(f"coverage, {count}" for count in GIVEN), "common error known")
-    rows: list[tuple[str, ...]] = [("group", "runs", *headers)]
-    for group in figures:
-        rows.append(
-            (
-                group.name,
-                str(group.num_runs),
-                *(percent(group.errors[count]) if count in group.errors else "" for count in counts),
-                *(percent(group.coverages[count]) if count in group.coverages else "" for count in GIVEN),
-                percent(group.common_known),
-            )
-        )
-    errors = [_mean([group.errors[count] for group in figures if count in group.errors]) for count in counts]
-    coverages = [_mean([group.coverages[count] for group in figures if count in group.coverages]) for count in GIVEN]
-    rows.append(("mean over groups", "", *errors, *coverages, _mean([group.common_known for group in figures])))
-    return rows
-
-
-def components_text(figures: Sequence[GroupFigures]) -> str:
-    means = np.array([group.components for group in figures]).mean(axis=0)
-    common, jobs, layouts, runs = (f"{share:.0%}".replace("%", " %") for share in means / means.sum())
-    return (
-        f"Of the squared log errors with no runs given, {common} is common to the runs of a group, {jobs} differs between its jobs, "
-        f"{layouts} between layouts of a job (degrees, ZeRO stage, recomputation) and {runs} between runs of a layout. The last column of "
-        "the table is the error without the common part: one factor for all runs of a framework, known exactly, hardly reaches less"
+    rows = [_row(group.name, str(group.num_runs), group.errors, group.coverages, group.common_known) for group in figures]
+    errors, coverages = (_means([getattr(group, name) for group in figures], counts) for name in ("errors", "coverages"))
+    rows.append(_row("mean over groups", "", errors, coverages, float(np.mean([group.common_known for group in figures]))))
+    parts = np.array([group.components for group in figures]).mean(axis=0)
+    shares = zip(("few_common", "few_jobs", "few_layouts", "few_rest"), parts / parts.sum(), strict=True)
+    yield (
+        "few_runs",
+        {
+            "draws": draws,
+            "table": table(("group", "runs", *headers), rows),
+            **{name: f"{100 * share:.0f}" for name, share in shares},
+        },
     )
+    first = mean_regrets(figures).get(0)
+    if first is None:
+        yield "few_runs_without_choice", {}
+        return
+    choices = [(way, percent(first), *_cells(mean_regrets(figures, way), GIVEN)) for way in WAYS]
+    best = float(np.mean([regret for group in figures for regret in group.first_three]))
+    yield "few_runs_choice", {"choice_best_of_three": f"{100 * best:.1f}", "table": table(("runs given", *headers[: len(counts)]), choices)}
 
 
-def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict[int, float]:
+def _row(name: str, runs: str, errors: Mapping[int, float], coverages: Mapping[int, float], common: float) -> tuple[str, ...]:
+    return name, runs, *_cells(errors, (0, *GIVEN)), *_cells(coverages, GIVEN), percent(common)
+
+
+def _cells(figures: Mapping[int, float], counts: Sequence[int]) -> list[str]:
+    return [percent(figures[count]) if count in figures else "" for count in counts]
+
+
+def _means(figures: Sequence[Mapping[int, float]], counts: Sequence[int]) -> dict[int, float]:
+    """Return the mean of each number of runs over the groups that have it."""
+    known = {count: [values[count] for values in figures if count in values] for count in counts}
+    return {count: float(np.mean(values)) for count, values in known.items() if values}
+
+
+def mean_regrets(figures: Sequence[GroupFigures], way: str = ANY) -> dict[int, float]:
     """Return the mean regret by the number of given runs, each job weighing one."""
-    by_count = {count: [regret for group in figures for regret in getattr(group, kind).get(count, ())] for count in (0, *GIVEN)}
+    by_count = {count: [regret for group in figures for regret in group.regrets[way].get(count, ())] for count in (0, *GIVEN)}
     return {count: float(np.mean(regrets)) for count, regrets in by_count.items() if regrets}
-
-
-_WAYS = (
-    ("regrets", "any of the group"),
-    ("of_the_job", "any of the job"),
-    ("tried_first", "the expected fastest of the job"),
-)
-
-
-def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
-    """Return headers and a line for each way of giving runs; nothing where no job has plans to choose from."""
-    at_first = mean_regrets(figures).get(0)
-    if at_first is None:
-        return []
-    rows: list[tuple[str, ...]] = [("runs given", *(f"{count} given" for count in (0, *GIVEN)))]
-    for kind, which in _WAYS:
-        means = mean_regrets(figures, kind)
-        rows.append((which, percent(at_first), *(percent(means[count]) if count in means else "" for count in GIVEN)))
-    return rows
-
-
-def regrets_text(figures: Sequence[GroupFigures]) -> str:
-    if not regret_rows(figures):
-        return "Choice of plan: no group of runs differs in its plan only"
-    first = percent(float(np.mean([regret for group in figures for regret in group.first_three])))
-    return (
-        "Choice of plan: how much slower the chosen plan is than the best. The choice is the plan with the least time: measured if its run "
-        "is given, otherwise expected over the posterior of the fit. The lower rows hold jobs that have more plans than runs given. With "
-        f"no runs given, the best of the three plans expected to be fastest, all measured, is {first} slower"
-    )
 
 
 def few_runs_figures(cases: Sequence[Case], *, draws: int = DRAWS, seed: int = SEED) -> list[GroupFigures]:
@@ -289,10 +251,6 @@ def few_runs_figures(cases: Sequence[Case], *, draws: int = DRAWS, seed: int = S
     ]
 
 
-def _mean(values: Sequence[float]) -> str:
-    return percent(float(np.mean(values))) if values else ""
-
-
 @exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("few_runs", __doc__)
@@ -300,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
     options = parser.parse_args(arguments)
     figures = few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)
-    print(page("accuracy", [("few_runs", few_runs_values(figures, options.draws))], wraps=True), end="")
+    print(page("accuracy", few_runs_sections(figures, options.draws), wraps=True), end="")
 
 
 if __name__ == "__main__":

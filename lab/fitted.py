@@ -2,8 +2,7 @@
 
     python -m lab.fitted CASES.jsonl [--out strategies/frameworks]
 
-Step times determine the constants of `lab/left_out/fits.py`, which are fitted here to all runs. Reported memories determine those of
-`lab/left_out/memories.py`. A number keeps its date while its value is unchanged.
+The constants of `lab/left_out/fits.py` are fitted to all runs. A number keeps its date while its value is unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.cases import read_runs
 from lab.command import command_parser, exits_on_errors
 from lab.left_out.fits import LeftOut
-from lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
-from lab.left_out.runs import read_runs
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import dump_yaml
 from perfmodel.foundation.resources import write_atomically
@@ -36,31 +34,37 @@ STEPS, MEMORY = "step times", "memory that is reported"
 
 def fitted_profiles(cases: Path) -> dict[str, Numbers]:
     """Return every number that is fitted to runs, by profile."""
-    profiles: dict[str, Numbers] = {}
-    for profile, numbers in _of_steps(cases):
-        profiles.setdefault(profile, {}).update(numbers)
+    profiles = _numbers(LeftOut.of_times(read_runs(cases)), STEPS)
     known = {profile: {constant: number.value for constant, number in numbers.items()} for profile, numbers in profiles.items()}
-    for profile, numbers in _of_memory(cases, known):
-        profiles.setdefault(profile, {}).update(numbers)
+    for profile, numbers in _numbers(LeftOut.of_memories(read_cases(cases), known), MEMORY).items():
+        profiles[profile] = profiles.get(profile, {}) | numbers
     return profiles
 
 
-def _of_steps(cases: Path) -> list[tuple[str, Numbers]]:
-    fits, entries = LeftOut(runs=read_runs(cases)), []
+def _numbers(fits: LeftOut, how: str) -> dict[str, Numbers]:
+    """Return the numbers of the fits whose frameworks have runs, by profile. how: what they were fitted to."""
+    profiles: dict[str, Numbers] = {}
     for name, fit in fits.fits.items():
-        values = fits.fitted(name)
+        if not fits.predicted(name):
+            continue
         numbers = {}
-        for constant, value in values.values.items():
+        for constant, value in fits.fitted(name).values.items():
             relatives = fit.lent.get(constant, ())
             of = relatives or (name,)
             runs = [fits.runs[index] for source in of for index in fits.rows_of(source)]
-            number = _number(
-                value, _spread(fits, constant, of), [(run.model, run.planned.hardware.chip) for run in runs], STEPS + _of_runs(relatives)
+            numbers[constant] = FittedNumber(
+                value=float(f"{value:.3g}"),
+                spread=float(f"{_spread(fits, constant, of):.2g}"),
+                n=len(runs),
+                models=len({run.model for run in runs}),
+                chips=tuple(sorted({run.planned.hardware.chip for run in runs})),
+                date=datetime.date.today().isoformat(),
+                how=how + _of_runs(relatives),
+                is_lent=bool(relatives),
             )
-            numbers[constant] = replace(number, is_lent=bool(relatives))
-        entries += [(profile, numbers) for profile in fit.profiles]
-        entries += [(profile, {key: _lent(number, name) for key, number in numbers.items()}) for profile in fit.lends_to]
-    return entries
+        profiles |= dict.fromkeys(fit.profiles, numbers)
+        profiles |= {profile: {key: _lent(number, name) for key, number in numbers.items()} for profile in fit.lends_to}
+    return profiles
 
 
 def _spread(fits: LeftOut, constant: str, of: Sequence[str]) -> float:
@@ -75,31 +79,6 @@ def _spread(fits: LeftOut, constant: str, of: Sequence[str]) -> float:
 def _of_runs(relatives: Sequence[str]) -> str:
     names = " and ".join(f"{name}'s" for name in relatives)
     return f" of {names} runs" if relatives else ""
-
-
-def _of_memory(cases: Path, known: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Numbers]]:
-    memories, entries = Memories(runs=runs_with_memory(read_cases(cases)), known=known), []
-    for name, fit in MEMORY_FITS.items():
-        runs = memories.of(name)
-        if not runs:
-            continue
-        values, of = memories.fitted(name), [(run.model, run.chip) for run in runs]
-        numbers = {constant: _number(value, values.spreads[constant], of, MEMORY) for constant, value in values.values.items()}
-        entries.append((name, numbers))
-        entries += [(profile, {key: _lent(number, name) for key, number in numbers.items()}) for profile in fit.lends_to]
-    return entries
-
-
-def _number(value: float, spread: float, runs: Sequence[tuple[str, str]], how: str) -> FittedNumber:
-    return FittedNumber(
-        value=float(f"{value:.3g}"),
-        spread=float(f"{spread:.2g}"),
-        n=len(runs),
-        models=len({model for model, _ in runs}),
-        chips=tuple(sorted({chip for _, chip in runs})),
-        date=datetime.date.today().isoformat(),
-        how=how,
-    )
 
 
 def _lent(number: FittedNumber, name: str) -> FittedNumber:

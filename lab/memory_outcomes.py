@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.cases import planned_cases
+from lab.pages import table
 from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_headroom import MemoryUncertainty, Verdict
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed, Verdict, outcome_rule
 from perfmodel.frameworks.profile import uncertainty_of_memory
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
@@ -51,16 +52,22 @@ class MemoryOutcome:
 
 def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
     """Return the outcome of a case that ran or ran out of memory. Raises InputError where it cannot be predicted."""
-    estimator = predictor.estimator(planned)
-    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
-    headroom = min(rank.log_headroom(estimator.machine.memory.usable) for rank in ranks)
+    ranks, usable, uncertainty = _needs(planned, predictor)
+    headroom = min(rank.log_headroom(usable) for rank in ranks)
     return MemoryOutcome(
         id=case.id,
         model=planned.plan.job.model.name,
         log_headroom=min(max(headroom, -_FARTHEST), _FARTHEST),
         ran=case.ran is True,
-        verdict=predictor.predict(planned).verdict,
+        verdict=outcome_rule(uncertainty).verdict(ranks, usable, uncertainty),
     )
+
+
+def _needs(planned: PlannedCase, predictor: CasePredictor) -> tuple[Sequence[RankNeed], float, MemoryUncertainty]:
+    """Return the needed memory of each rank, the usable memory of a chip [byte], and the uncertainty of the profile."""
+    estimator, uncertainty = predictor.estimator(planned), uncertainty_of_memory(planned.profile)
+    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty)
+    return ranks, estimator.machine.memory.usable, uncertainty
 
 
 def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
@@ -74,14 +81,10 @@ def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
     """Yield log(needed / predicted) of the uncertain part, for runs that report the allocator's peak on the fullest rank."""
     for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured("memory")) or case.reason)):
-        if planned.framework.profile != framework:
-            continue
-        try:
-            row = evaluate_memory(predictor.estimator(planned), planned.plan)
-            rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda need: need.total)
-        except InputError:
-            continue
-        yield math.log(max(case.measured("memory") + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
+        if planned.framework.profile == framework:
+            with suppress(InputError):
+                rank = max(_needs(planned, predictor)[0], key=lambda need: need.total)
+                yield math.log(max(case.measured("memory") + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
 
 
 def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryUncertainty:
@@ -171,39 +174,43 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
     )
 
 
-def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
-    """Return a heading and a line for each bin."""
-    rows: list[tuple[str, ...]] = [("predicted", "runs", "mean", "ran", "error", "95 % interval")]
-    for entry in bins:
-        name = f"{entry.low:.0%} to {entry.high:.0%}"
-        rows.append(
-            (name, f"{entry.num_runs:,}", f"{entry.stated:.0%}", f"{entry.happened:.0%}", f"{100 * entry.error:.0f}", _shares(entry.band))
+def reliability_values(bins: Sequence[ReliabilityBin]) -> dict[str, object]:
+    """Return the values of the section of docs/accuracy.md: a line for each bin, and the calibration error."""
+    headers = ("predicted", "runs", "mean", "ran", "error", "95 % interval")
+    rows = [
+        (
+            f"{entry.low:.0%} to {entry.high:.0%}",
+            f"{entry.num_runs:,}",
+            f"{entry.stated:.0%}",
+            f"{entry.happened:.0%}",
+            f"{100 * entry.error:.0f}",
+            _shares(entry.band),
         )
-    return rows
-
-
-def _shares(band: tuple[float, float]) -> str:
-    return f"{band[0]:.0%} to {band[1]:.0%}"
-
-
-def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
-    """Return the calibration error of the bins, in sentences."""
+        for entry in bins
+    ]
     every = sum(entry.num_runs for entry in bins)
-    mean = sum(entry.num_runs * entry.error for entry in bins) / max(1, every)
-    worst = max((entry.error for entry in bins if entry.num_runs >= _ENOUGH), default=0.0)
-    sure = sum(entry.num_runs for entry in bins if entry.high <= 0.1 or entry.low >= 0.9)
     between = _together([entry for entry in bins if _OPEN[0] <= entry.low < _OPEN[1]])
-    middle = (
+    undecided = (
         f". Of the {between.num_runs} runs with a probability of {between.low:.0%} to {between.high:.0%} ({between.stated:.0%} on "
         f"average), {between.happened:.0%} ran (95 % interval: {_shares(between.band)})"
         if between
         else ""
     )
-    return (
-        f"Calibration error: {100 * mean:.1f} points on average over runs, {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more. "
-        f"For {sure:,} of {every:,} runs the probability is under 10 % or over 90 %. It lies in the 95 % interval of the observed share in "
-        f"{sum(entry.agrees for entry in bins)} of {len(bins)} bins{middle}"
-    )
+    return {
+        "table": table(headers, rows, headers),
+        "reliability_mean": f"{100 * sum(entry.num_runs * entry.error for entry in bins) / max(1, every):.1f}",
+        "reliability_worst": f"{100 * max((entry.error for entry in bins if entry.num_runs >= _ENOUGH), default=0.0):.0f}",
+        "reliability_sure": f"{sum(entry.num_runs for entry in bins if entry.high <= 0.1 or entry.low >= 0.9):,}",
+        "reliability_runs": f"{every:,}",
+        "enough": _ENOUGH,
+        "agreeing": sum(entry.agrees for entry in bins),
+        "bins": len(bins),
+        "undecided": undecided,
+    }
+
+
+def _shares(band: tuple[float, float]) -> str:
+    return f"{band[0]:.0%} to {band[1]:.0%}"
 
 
 _OPEN = (0.3, 0.7)

@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.command import command_parser, exits_on_errors
+from lab.pages import values_on_page
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 
@@ -43,26 +43,14 @@ _SERVING_CELLS: Cells = (
     (("what", "runs"), "TTFT, all", {"ttft_median": 2, "ttft_median_unseen_model": 5, "ttft_p90": 3}),
     (("what", "runs"), "request latency, all", {"latency_median": 2}),
 )
-#: Figures that appear only in a sentence of the page.
-_SENTENCES = (
-    (
-        r"Calibration error: (?P<reliability_mean>[\d.]+) points on average over runs, (?P<reliability_worst>\d+) "
-        r"in the worst bin of 10 runs or more\. For (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
-    ),
-    (
-        r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) nanotron runs that ran out of memory .*?, "
-        r"and (?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran are predicted not to fit"
-    ),
-    (
-        r"(?P<few_common>\d+) % is common to the runs of a group, (?P<few_jobs>\d+) % differs between its jobs, "
-        r"(?P<few_layouts>\d+) % between layouts of a job .*? and (?P<few_rest>\d+) % between runs of a layout"
-    ),
-    r"plans expected to be fastest, all measured, is (?P<choice_best_of_three>[\d.]+) % slower",
-    (
-        r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, "
-        r"(?P<unseen_choice_worst>\d+)% at most"
-    ),
-)
+#: Figures that appear only in the text of the page: section -> names.
+_TEXTS = {
+    "fit_check": "reliability_mean reliability_worst reliability_sure reliability_runs "
+    "false_positives out_of_memory_runs false_negatives fitting_runs",
+    "few_runs": "few_common few_jobs few_layouts few_rest",
+    "few_runs_choice": "choice_best_of_three",
+    "unseen_choice": "unseen_choice_mean unseen_choice_worst",
+}
 
 
 def training_figures(page: str) -> dict[str, str]:
@@ -84,12 +72,9 @@ def training_figures(page: str) -> dict[str, str]:
             figures[f"few_coverage_{given}"] = _plain(few[-1][5 + index])
         for name, row in _CHOICE_ROWS.items():
             figures[f"few_choice_{name}_{given}"] = _cell(tables, _CHOICE_TABLE, row, 1 + index)
-    text = " ".join(page.split())
-    for pattern in _SENTENCES:
-        match = re.search(pattern, text)
-        if match is None:
-            raise InputError(f"{TRAINING_PAGE}: the sentence `{pattern[:60]}...` is missing; write the page again with `make accuracy`")
-        figures |= match.groupdict()
+    for section, names in _TEXTS.items():
+        values = values_on_page(page, "accuracy", section)
+        figures |= {name: values[name] for name in names.split()}
     return figures
 
 

@@ -12,7 +12,7 @@ import datetime
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -120,8 +120,8 @@ def residuals_of(
         source=source,
         date=date,
         num_runs=len(kept),
-        between_models=_scatter(primary, lambda residual: (residual.family, residual.model), lambda residual: residual.family),
-        between_chips=_scatter(primary, lambda residual: (residual.family, residual.chip), lambda residual: residual.family),
+        between_models=_scatter(primary, lambda residual: residual.model),
+        between_chips=_scatter(primary, lambda residual: residual.chip),
         between_calibrations=between_calibrations,
         models=models,
         unseen_frameworks=unseen_frameworks,
@@ -158,13 +158,12 @@ def residuals_of_experts(rows: Iterable[TrainingRow]) -> tuple[UnseenResiduals, 
     )
 
 
-def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable], group: Callable[[Residual], Hashable]) -> float:
-    """Return the standard deviation of the parts' medians about the mean of their group, over groups of two parts or more."""
-    parts = {name: [residual.value for residual in runs] for name, runs in grouped(residuals, part).items()}
+def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], str]) -> float:
+    """Return the standard deviation of the parts' medians about the mean of their family, over families of two parts or more."""
     deviations, freedom = [], 0
-    for runs in grouped(residuals, group).values():
-        names = dict.fromkeys(map(part, runs))
-        medians = [median(parts[name]) for name in names if len(parts[name]) >= _FEWEST_OF_A_MODEL]
+    for runs in grouped(residuals, lambda residual: residual.family).values():
+        parts = [[residual.value for residual in members] for members in grouped(runs, part).values()]
+        medians = [median(values) for values in parts if len(values) >= _FEWEST_OF_A_MODEL]
         if len(medians) > 1:
             centre = sum(medians) / len(medians)
             deviations += [(value - centre) ** 2 for value in medians]
@@ -211,21 +210,15 @@ def residuals_text(residuals: Residuals) -> str:
             bits = f"bits: {entry.bits}, " if entry.bits != 16 else ""
             head = f"model: {_quoted(entry.model)}, chip: {entry.chip}, scale: {entry.scale}, {bits}num_runs: {entry.num_runs}"
             lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in entry.quantiles)}]}}")
-    if residuals.unseen_frameworks:
-        lines.append("# Unseen frameworks: residuals by group of runs, predicted with a `generic` that their framework is left out of.")
-        lines.append("unseen:")
-    lines += [line for group in residuals.unseen_frameworks for line in _group_lines(group)]
-    if residuals.experts:
-        lines.append("# Models with experts: residuals by source; nothing is fitted to these runs.")
-        lines.append("experts:")
-    lines += [line for group in residuals.experts for line in _group_lines(group)]
+    unseen = "# Unseen frameworks: residuals by group of runs, predicted with a `generic` that their framework is left out of."
+    experts = "# Models with experts: residuals by source; nothing is fitted to these runs."
+    for note, name, groups in ((unseen, "unseen", residuals.unseen_frameworks), (experts, "experts", residuals.experts)):
+        lines += [note, f"{name}:"] if groups else []
+        for group in groups:
+            left_open = ", ".join(f"{value:.3g}" for value in group.open)
+            head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
+            lines.append(f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}")
     return "\n".join(lines) + "\n"
-
-
-def _group_lines(group: UnseenResiduals) -> Iterator[str]:
-    left_open = ", ".join(f"{value:.3g}" for value in group.open)
-    head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
-    yield f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}"
 
 
 def _quoted(text: str) -> str:
@@ -299,13 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out_of_memory is not None:
         uncertainties = memory_uncertainties([*cases, *read_cases(options.out_of_memory)])
         write_atomically(options.out.with_name("memory_uncertainty.yaml"), memory_uncertainties_text(uncertainties))
-    scatters = {
-        "models": residuals.between_models,
-        "chips": residuals.between_chips,
-        "calibrations": residuals.between_calibrations,
-    }
     print(f"{options.out}: {residuals.num_runs} runs of {len(residuals.models)} models, chips and scales")
-    print("scatter between " + ", ".join(f"{name} {value:.1%}" for name, value in scatters.items()))
+    scatters = (f"{name} {getattr(residuals, f'between_{name}'):.1%}" for name in ("models", "chips", "calibrations"))
+    print("scatter between " + ", ".join(scatters))
     for name, values in sorted(calibrations.items()):
         print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
     low, high = unseen_interval(residuals.unseen_frameworks)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lab import accuracy_lines as rules
 from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
-from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
+from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_values
 from lab.pages import Section, page, percent_number, table
 from lab.splits import Split, cross_validated
 from perfmodel.foundation.errors import InputError
@@ -32,9 +32,9 @@ from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.uncertainty.residuals import UnseenResiduals, unseen_interval
 from perfmodel.validation.assumed_framework import HiddenFrameworks, HiddenRun, hidden
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.judgement import FitCounts
+from perfmodel.validation.judgement import FitCounts, fit_counts
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
-from perfmodel.validation.statistics import error_statistics
+from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 from perfmodel.validation.step_times import PlannedRun, StepTimes
 from perfmodel.validation.validate import CasePredictor
 
@@ -153,18 +153,8 @@ SWEPT = "nanotron"
 
 def fits_of(outcomes: Iterable[MemoryOutcome]) -> FitCounts:
     """Return the counts of a fit check in which tight plans count as neither."""
-    pairs = [(run.ran, run.verdict) for run in outcomes]
-    num_ran, out_but_fits, ran_but_out = (
-        sum(ran for ran, _ in pairs),
-        pairs.count((False, Verdict.FITS)),
-        pairs.count((True, Verdict.DOES_NOT_FIT)),
-    )
-    return FitCounts(
-        ran_and_fits=num_ran - ran_but_out,
-        ran_but_predicted_out=ran_but_out,
-        out_and_predicted_out=len(pairs) - num_ran - out_but_fits,
-        out_but_predicted_fits=out_but_fits,
-    )
+    wrong = {True: Verdict.DOES_NOT_FIT, False: Verdict.FITS}
+    return fit_counts("all", [(run.ran, run.ran == (run.verdict is not wrong[run.ran])) for run in outcomes])
 
 
 def by_group(runs: Iterable[UnseenRun]) -> dict[str, list[UnseenRun]]:
@@ -199,12 +189,9 @@ def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenFigures:
-    """Figures of one group. coverage: share of its runs in the 80 % interval of the groups of other frameworks; low, high: its median."""
+    """Errors of one group, with the share of its runs in the 80 % interval of the groups of other frameworks. low, high: its median."""
 
-    num_runs: int
-    bias: float
-    mean: float
-    coverage: float
+    errors: ErrorStatistics
     low: float
     high: float
 
@@ -219,15 +206,8 @@ def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
         unknown = (math.nan, math.nan)
         bounds = [unseen_interval(residuals, without=profile, open_behaviours=run.open) if has_others else unknown for run in members]
         held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
-        errors = error_statistics([run.error for run in members], held)
-        figures[group] = UnseenFigures(
-            num_runs=errors.count,
-            bias=errors.bias,
-            mean=errors.mean,
-            coverage=errors.coverage,
-            low=median(low for low, _ in bounds),
-            high=median(high for _, high in bounds),
-        )
+        low, high = map(median, zip(*bounds, strict=True))
+        figures[group] = UnseenFigures(errors=error_statistics([run.error for run in members], held), low=low, high=high)
     return figures
 
 
@@ -241,7 +221,7 @@ class OverGroups:
 
 
 def over_groups(figures: Mapping[str, UnseenFigures]) -> OverGroups:
-    groups = figures.values()
+    groups = [group.errors for group in figures.values()]
     return OverGroups(
         scatter=math.sqrt(float(np.mean([math.log1p(group.bias) ** 2 for group in groups]))),
         mean=float(np.mean([group.mean for group in groups])),
@@ -254,50 +234,55 @@ def choices_of(runs: Iterable[UnseenRun]) -> PlanChoices:
     return plan_choices([run.choice for run in runs if run.choice is not None], skip_broken_nvlink=True)
 
 
-def choices_text(choices: PlanChoices) -> str:
-    overall = choices.overall
-    return (
-        "The plan with the least expected time over the known frameworks (each family weighs one, as in a search) "
-        f"is {overall.mean_regret:.1%} slower than the best on average over {overall.num_groups} groups of at least {LEAST_PLANS} plans, "
-        f"{overall.largest_regret:.0%} at most. Rank correlation: {overall.rank_correlation:.2f}"
-    )
-
-
 def unseen_sections(known: Mapping[str, UnseenFigures], kin: Mapping[str, UnseenFigures], choices: PlanChoices | None) -> Iterator[Section]:
     """Yield the sections of docs/accuracy.md. known, kin: figures with the framework, and with its family left out."""
     headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without family", "mean, without family")
     rows = []
     for name, figures in known.items():
-        further = kin.get(name)
-        more = (f"{100 * further.bias:+.1f}", percent_number(further.mean)) if further else ("", "")
-        interval = f"{figures.low:.2f} to {figures.high:.2f}"
-        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", percent_number(figures.mean), f"{figures.coverage:.0%}", interval)
-        rows.append((name, *numbers, *more))
+        errors, interval = figures.errors, f"{figures.low:.2f} to {figures.high:.2f}"
+        further = (_signed(kin[name].errors.bias), percent_number(kin[name].errors.mean)) if name in kin else ("", "")
+        numbers = (str(errors.count), _signed(errors.bias), percent_number(errors.mean), f"{errors.coverage:.0%}", interval)
+        rows.append((name, *numbers, *further))
     every, family = over_groups(known), over_groups(kin) if kin else None
     last = (f"scatter {100 * family.scatter:.1f}", percent_number(family.mean)) if family else ("", "")
     mean = ("", f"scatter {100 * every.scatter:.1f}", percent_number(every.mean), f"{every.coverage:.0%}", "")
     rows.append(("**mean over groups**", *mean, *last))
     yield "unseen", {"table": table(headers, rows)}
     if choices is not None and choices.groups:
-        yield "paragraph", {"text": choices_text(choices)}
+        overall = choices.overall
+        yield (
+            "unseen_choice",
+            {
+                "unseen_choice_mean": f"{100 * overall.mean_regret:.1f}",
+                "unseen_choice_worst": f"{100 * overall.largest_regret:.0f}",
+                "groups": overall.num_groups,
+                "least_plans": LEAST_PLANS,
+                "correlation": f"{overall.rank_correlation:.2f}",
+            },
+        )
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}"
 
 
 def fit_check_sections(outcomes: Sequence[MemoryOutcome]) -> Iterator[Section]:
     """Yield the section of docs/accuracy.md on probabilities of fitting, if any outcome is known."""
     if outcomes:
-        bins = reliability(outcomes)
-        first, *others = reliability_rows(bins)
-        counts = fits_text(fits_of(outcomes))
-        yield "fit_check", {"counts": counts, "reliability": reliability_line(bins), "table": table(first, others, first)}
-
-
-def fits_text(fits: FitCounts) -> str:
-    out, ran = fits.out_but_predicted_fits, fits.ran_but_predicted_out
-    out_share, ran_share = out / max(1, fits.num_out), ran / max(1, fits.num_ran)
-    return (
-        f"With default settings, {out} of {fits.num_out} nanotron runs that ran out of memory are predicted to fit ({out_share:.1%}), and "
-        f"{ran} of {fits.num_ran} that ran are predicted not to fit ({ran_share:.1%})"
-    )
+        fits = fits_of(outcomes)
+        out, ran = fits.out_but_predicted_fits, fits.ran_but_predicted_out
+        yield (
+            "fit_check",
+            {
+                "false_positives": out,
+                "out_of_memory_runs": fits.num_out,
+                "out_share": f"{out / max(1, fits.num_out):.1%}",
+                "false_negatives": ran,
+                "fitting_runs": fits.num_ran,
+                "ran_share": f"{ran / max(1, fits.num_ran):.1%}",
+                **reliability_values(reliability(outcomes)),
+            },
+        )
 
 
 @exits_on_errors

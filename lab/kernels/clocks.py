@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import PublishedRun, read_runs
 from lab.command import command_parser, exits_on_errors
 from lab.fit_profiles import NOISE, fit_constants
-from lab.left_out.runs import PublishedRun, read_runs
 from lab.pages import table
 from lab.splits import leave_one_out
 from perfmodel.foundation.dtypes import Dtype

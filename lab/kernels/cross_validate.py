@@ -29,8 +29,8 @@ from lab.kernels.chip_kernels import (
     grouped_of_chip,
     matmuls_of_chip,
 )
-from lab.kernels.fit import TABLES, ChipTables
-from lab.kernels.kernel_fit import DECODE_ROWS, FIT_POINTS
+from lab.kernels.chips import TABLES, ChipTables
+from lab.kernels.kernel_fit import DECODE_ROWS, FIT_POINTS, chosen_rows
 from lab.kernels.serving import serving_kernels, serving_prior_errors
 from lab.kernels.tables import AICONFIGURATOR_KINDS, read_attention, read_collectives
 from lab.pages import page, table
@@ -100,7 +100,7 @@ def shape_errors(folder: Path, name: str) -> _Parts:
         yield GROUPED[dtype], grouped_of_chip(folder, tables, load_calibration(name).kernels.matmul[dtype], dtype).held_out_errors()
     yield ATTENTION, attention_of_chip(folder, tables).held_out_errors()
     attention = read_attention(folder, tables.folder, tables.attention)
-    longer = attention.rows((attention.length >= 128) & (attention.head_dim <= 256))
+    longer = chosen_rows(attention, (attention.length >= 128) & (attention.head_dim <= 256))
     yield ALL_ATTENTION, attention_kernel(longer, cluster).held_out_errors()
     yield DECODE_ATTENTION, decode_of_chip(folder, tables).held_out_errors()
     inside = []

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +26,15 @@ from lab.kernels.chip_kernels import (
     decode_of_chip,
     grouped_of_chip,
     latent_attention_of_chip,
+    matmul_kernel,
     matmuls_of_chip,
 )
-from lab.kernels.fits import MatmulTable, Tiles, predict_matmul
-from lab.kernels.kernel_fit import KernelFit, PartErrors
+from lab.kernels.chips import TABLES, ChipTables
+from lab.kernels.kernel_fit import KernelFit, PartErrors, chosen_rows
 from lab.kernels.serving import fit_serving
 from lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
+    MatmulTable,
     read_llmcompass,
     read_matmuls,
     read_simumax,
@@ -44,7 +46,6 @@ from perfmodel.calibrate.fits import Array, fit_linear, relative_errors, rounded
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import (
-    GPU_TILES,
     LATENT_KERNEL,
     SCALE_OUT,
     SCALE_UP,
@@ -72,114 +73,8 @@ CHANNEL_BYTES = 22e6
 (NVIDIA/nccl issue 964) have 24 channels each; the geometric mean."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChipTables:
-    """Paths and versions of a chip's tables, and the numbers that they do not determine.
-
-    tuned   format of products -> the table of another engine; `gemm` ran one kernel without the autotuning of engines
-    """
-
-    chip: str
-    cluster: str
-    folder: str
-    gemm: str = "trtllm/1.3.0rc20"
-    attention: str = "trtllm/1.3.0rc20"
-    latent: str = "trtllm/1.3.0rc20"
-    nccl: str = "2.29.2"
-    sends: str = "h100_dgx"
-    relatives: tuple[str, ...]
-    sustained_clock_fraction: float
-    attention_clock_fraction: float
-    attention_generations: Mapping[str, float]
-    clock_source: str
-    long_attention: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    tiles: Tiles = GPU_TILES
-    tuned: Mapping[str, str] = field(default_factory=dict)
-
-    def cluster_of_fits(self) -> Cluster:
-        """Return two nodes; the fitted figures are fractions of their rates."""
-        return load_cluster(self.cluster, num_chips=16)
-
-
-NARROW_TILE = (64.0, 32.0, 6.0)
-"""Tile that Ampere's libraries choose for small products. It improves the fit there by 1 %, and not at all on Hopper and Blackwell."""
-
-_HOPPER_CLOCK = (
-    "Clock .83: with it, matrix multiplies of eager torch (Composer, torchtitan, nanotron) reach the same share of the calibrated rate on "
-    "H100 as on A100 (.86), and NVIDIA's recipes all of it (2 % off in bf16). Attention .72: in those recipes in fp8 it takes 1.4 to 1.6 "
-    "times as long as in a burst. FlashAttention-2 reaches .8 of FlashAttention-3 under that clock (runs of torchtitan and nanotron; .6 in "
-    "a burst, Shah et al. 2024), FlashAttention-1 .5 (MPT)"
-)
-CLOCK_FRACTIONS = {Dtype.FP8: 1.0}
-"""Clock of 8-bit products on Hopper and Blackwell. With the casts counted, NVIDIA's recipes and torchtitan's fp8 runs match the burst
-clock."""
-
-_HOPPER_GENERATIONS = {"flash1": 0.5, "flash2": 0.8}
-
 LONG_CLOCK = 0.95
 """Clock over the burst clock in attention calls that take seconds: that of the A100, whose matmuls are as little power-bound."""
-
-#: [TFLOP/s] forward and backward, heads of 128, 16k tokens, every key seen: Shah et al. 2024 (FlashAttention-3), figures 5 and 6.
-_HOPPER_LONG = {"flash2": (370.0, 322.0), "flash3": (648.0, 561.0), "cudnn": (595.0, 516.0)}
-#: Dao 2023 (FlashAttention-2): up to 73 % of the peak forward and 63 % backward.
-_AMPERE_LONG = {"flash2": (228.0, 196.0)}
-#: FlashAttention-2 has no kernels for Blackwell: its warp-level products are those of Hopper, on 148 compute units in the place of 132.
-_BLACKWELL_LONG = {"flash2": (415.0, 361.0)}
-_H100 = ChipTables(
-    chip="h100-sxm-80gb",
-    cluster="dgx-h100",
-    folder="h100_sxm",
-    relatives=("h100-sxm-96gb-hbm2e", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb"),
-    sustained_clock_fraction=0.83,
-    attention_clock_fraction=0.72,
-    attention_generations=_HOPPER_GENERATIONS,
-    long_attention=_HOPPER_LONG,
-    clock_source=_HOPPER_CLOCK,
-)
-TABLES = {
-    "a100": ChipTables(
-        chip="a100-sxm-80gb",
-        cluster="dgx-a100",
-        folder="a100_sxm",
-        gemm="trtllm/1.0.0",
-        attention="vllm/0.14.0",
-        latent="trtllm/1.0.0",
-        nccl="2.27.3",
-        sends="a100_dgx",
-        relatives=("a100-sxm-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a10g-24gb", "rtx3090-24gb",
-                   "v100-sxm2-16gb", "v100-sxm2-32gb", "v100-sxm3-32gb", "v100-sxm3-32gb-450w"),
-        sustained_clock_fraction=0.95,
-        attention_clock_fraction=0.95,
-        attention_generations={"flash1": 0.69},
-        long_attention=_AMPERE_LONG,
-        clock_source="Clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip. "
-        "FlashAttention-1 .69 of FlashAttention-2 (MPT)",
-        tiles=(*GPU_TILES, NARROW_TILE),
-    ),
-    "h100": _H100,
-    "h200": replace(
-        _H100,
-        chip="h200-sxm-141gb",
-        cluster="hgx-h200",
-        folder="h200_sxm",
-        relatives=(),
-        clock_source=_HOPPER_CLOCK + ". The H200 has the same compute and the same power limit",
-    ),
-    "b200": ChipTables(
-        chip="b200-180gb",
-        cluster="dgx-b200",
-        folder="b200_sxm",
-        relatives=("b100-192gb", "gb200-nvl72", "b300-288gb", "gb300-nvl72"),
-        long_attention=_BLACKWELL_LONG,
-        sustained_clock_fraction=0.68,
-        attention_clock_fraction=1.0,
-        attention_generations=_HOPPER_GENERATIONS,
-        clock_source="Clock .68: SimuMax's matrix multiplies under load reach .70 of the rate of the burst table (errors: 1 - clock), and "
-        "with .68 its steps are predicted within 3 %. Generations of attention as on H100. Attention runs at the clock of a burst: .68 "
-        "makes NeMo's runs of long sequences 14 to 38 % too slow. Matrix multiplies in nvfp4: the table of vLLM 0.19",
-        tuned={"nvfp4": "vllm/0.19.0"},
-    ),
-}  # fmt: skip
 
 EXPOSED_FLOOR_FRACTION = 0.5
 """Exposed share of a kernel's floor: in a stream, launch and drain (about half of it) overlap with the adjacent kernels."""
@@ -204,28 +99,30 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     decode = {"flash": parts.noted(decode_of_chip(folder, tables)).model()}
     streaming = _fit_streaming(folder, tables, cluster, parts)
     inside = {kind: with_tree(parts.noted(collective_of_chip(folder, tables, kind))) for kind in AICONFIGURATOR_KINDS}
-    link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
-    inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends, 2, link, SCALE_UP, parts)
+    link = load_cluster(tables.sends["cluster"]).tiers[0].link.bandwidth
+    inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends["folder"], 2, link, SCALE_UP, parts)
     between = {kind: parts.noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
     between[CollectiveKind.REDUCE_SCATTER] = between[CollectiveKind.ALL_GATHER]
     link = load_cluster("dgx-h100", num_chips=1024).tiers[-1].link.bandwidth
     between[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, parts)
     outside = {kind: between[kind] for kind in inside}
-    if name == "b200":
-        table, _ = simumax_matmuls(read_simumax(folder, "b200_bf16_ceperm"))
+    if tables.under_load:
+        table = simumax_matmuls(read_simumax(folder, tables.under_load))
         is_large = 2 * table.m * table.n * table.k > 5e11
-        ratio = np.median(predict_matmul(matmul[Dtype.BF16], table, cluster, Dtype.BF16)[is_large] / table.time[is_large])
+        predicted = matmul_kernel(table, cluster, Dtype.BF16).predict(matmul[Dtype.BF16], table)
+        ratio = np.median(predicted[is_large] / table.time[is_large])
         parts.points["1 - clock"], parts.errors["1 - clock"] = int(is_large.sum()), round(float(1 - ratio), 4)
-        say(f"b200 clock: SimuMax's large matrix multiplies run at {ratio:.2f} of the burst rate")
+        say(f"{name} clock: SimuMax's large matrix multiplies run at {ratio:.2f} of the burst rate")
     return Calibration(
         name=name,
         chips=(tables.chip,),
-        relatives=tables.relatives,
-        borrowed=() if name == "h100" else (SCALE_OUT,),
+        relatives=tuple(tables.relatives),
+        borrowed=() if tables.is_measured_between_nodes else (SCALE_OUT,),
         software=f"aiconfigurator tables: TensorRT-LLM {tables.gemm.split('/')[1]}, attention {tables.attention}, NCCL {tables.nccl}",
         source=(
             "Fitted by lab.kernels.fit to aiconfigurator (matmul, grouped matmul, attention, collectives in a node), "
-            "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes). " + tables.clock_source
+            "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes). "
+            + ". ".join(tables.clock_source)
         ),
         date=datetime.date.today().isoformat(),
         kernels=KernelModels(
@@ -239,7 +136,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         ),
         sustained=SustainedRates(
             sustained_clock_fraction=tables.sustained_clock_fraction,
-            clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
+            clock_fractions={Dtype(dtype): fraction for dtype, fraction in tables.clock_fractions.items()},
             attention_clock_fraction=tables.attention_clock_fraction,
             attention_generations=tables.attention_generations,
             long_attention=_long_attention(tables, cluster.chip.flop_rate(Dtype.BF16)),
@@ -262,7 +159,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
 def _fit_attention(folder: Path, tables: ChipTables, parts: PartErrors) -> dict[str, AttentionModel]:
     """Return the attention models; the backward rate of latent attention was measured on B200."""
     b200 = read_simumax(folder, "b200_bf16_ceperm")
-    backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie") if tables.folder == "a100_sxm" else b200)
+    backward_rate = simumax_backward_rate(read_simumax(folder, tables.backward_rates))
     flash = parts.noted(attention_of_chip(folder, tables, backward_rate=backward_rate)).model()
     latent = latent_attention_of_chip(folder, tables, flash, backward_rate=simumax_backward_rate(b200, key_dim=192))
     return {"flash": flash, LATENT_KERNEL: parts.noted(latent).model()}
@@ -277,7 +174,7 @@ def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
 def _weight_stream(folder: Path, tables: ChipTables) -> KernelFit[MatmulTable, tuple[float, float]]:
     """Return the fit of products with one row, which only stream the weight."""
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
-    table = table.rows((table.m == 1) & (table.n * table.k >= 2**19))
+    table = chosen_rows(table, (table.m == 1) & (table.n * table.k >= 2**19))
     return KernelFit(
         name="streaming.default",
         table=table,

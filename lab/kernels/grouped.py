@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.kernels.fits import chosen_rows
-from lab.kernels.kernel_fit import groups_of
+from lab.kernels.kernel_fit import chosen_rows, groups_of
 from lab.kernels.tables import read_perf
 from perfmodel.calibrate.fits import Array, Indices
 
@@ -65,9 +64,6 @@ class GroupedTable:
         names = ("experts", "tokens", "hidden_size", "intermediate_size")
         return {"rows": self.pairs, **{name: getattr(self, name) for name in names}}
 
-    def rows(self, chosen: Any) -> GroupedTable:
-        return chosen_rows(self, chosen)
-
 
 def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
     """Return aiconfigurator's gated layers, with balanced routing where that was measured, otherwise with power laws.
@@ -100,7 +96,7 @@ def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Seq
         is_fallback=fallback_runs(series, columns["num_tokens"], columns["moe_tp_size"], columns["moe_ep_size"], time),
         time=time,
     )
-    return table.rows(pairs > 0)
+    return chosen_rows(table, pairs > 0)
 
 
 def load_of(tokens: int, experts: int, top_k: int, ranks: int, routing: str) -> tuple[float, float]:
@@ -162,4 +158,4 @@ def _members(group: NDArray[Any]) -> list[Indices]:
 def tuned_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
     """Return the fitted rows: runs of kernels that the library chose."""
     table = read_grouped(folder, chip, version, dtype, kernels)
-    return table.rows(~table.is_fallback)
+    return chosen_rows(table, ~table.is_fallback)

@@ -9,15 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lab.kernels.chip_kernels import CACHE_READ, EXPERT_ROWS, FEW_ROWS, expert_weight, size_decades
-from lab.kernels.fits import CollectiveTable, MatmulTable, bare_machine, octave_weight
+from lab.kernels.chips import ChipTables
 from lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
-from lab.kernels.kernel_fit import DECODE_ROWS, MICRO, KernelFit, Parameter, PartErrors, fit_parameters, groups_of, sample
-from lab.kernels.tables import DecodeTable, read_collectives, read_decode, read_latent_decode, read_matmuls, read_perf, serving_decode
+from lab.kernels.kernel_fit import (
+    DECODE_ROWS,
+    EACH_GROUP,
+    KernelFit,
+    Parameter,
+    PartErrors,
+    bare_machine,
+    chosen_rows,
+    fit_parameters,
+    groups_of,
+    inverse,
+    micro,
+    octave_weight,
+    sample,
+)
+from lab.kernels.tables import (
+    CollectiveTable,
+    DecodeTable,
+    MatmulTable,
+    read_collectives,
+    read_decode,
+    read_latent_decode,
+    read_matmuls,
+    read_perf,
+    serving_decode,
+)
 from perfmodel.calibrate.fits import Array, relative_errors
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import (
@@ -30,6 +54,7 @@ from perfmodel.cost.serving.kernels import (
 )
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.serving_kernels import (
@@ -47,9 +72,6 @@ from perfmodel.hardware.serving_kernels import (
 )
 from perfmodel.workload.quantization import QUANTIZATIONS
 
-if TYPE_CHECKING:
-    from lab.kernels.fit import ChipTables
-
 Models = Mapping[str, Any]
 """Models of one field of `ServingKernels` by name."""
 
@@ -64,7 +86,7 @@ def serving_kernels(folder: Path, tables: ChipTables, plain: MatmulModel) -> Ite
     for name, theirs in measured_experts(folder, tables.folder, tables.gemm).items():
         yield grouped_weight_kernel(read_grouped_weights(folder, tables.folder, tables.gemm, theirs), name, plain, cluster)
     for kernel in CACHED_KERNELS:
-        if kernel == FP8_CACHE or tables.folder not in UNFIT:
+        if kernel == FP8_CACHE or tables.decodes_latent:
             table = read_cached(folder, tables.folder, kernel, tables.attention if kernel == FP8_CACHE else tables.latent)
             if len(table.time):
                 yield cached_kernel(table, kernel, cluster)
@@ -110,15 +132,11 @@ def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> 
     num_bytes, ranks = 2.0 * np.asarray(frame.message_size, dtype=float), np.asarray(frame.num_gpus, dtype=float)
     time = np.asarray(frame.latency, dtype=float) * 1e-3
     library = read_collectives(folder, chip, nccl, CollectiveKind.ALL_REDUCE)
-    measured: dict[tuple[float, float], list[float]] = {}
-    for size, members, seconds in zip(library.num_bytes, library.ranks, library.time, strict=True):
-        measured.setdefault((float(size), float(members)), []).append(float(seconds))
-    smallest = float(library.num_bytes.min())
-    nccl_time = np.array(
-        [np.median(measured.get((max(size, smallest), members), [np.inf])) for size, members in zip(num_bytes, ranks, strict=True)]
-    )
+    measured = grouped(zip(library.num_bytes, library.ranks, library.time, strict=True), lambda row: row[:2])
+    sizes = np.maximum(num_bytes, library.num_bytes.min())
+    nccl_times = [[seconds for *_, seconds in measured.get(key, ())] or [np.inf] for key in zip(sizes, ranks, strict=True)]
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=time)
-    return table.rows((time < NCCL_MARGIN * nccl_time) & (num_bytes <= MOST_BYTES))
+    return chosen_rows(table, (time < NCCL_MARGIN * np.array([np.median(times) for times in nccl_times])) & (num_bytes <= MOST_BYTES))
 
 
 def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelFit[CollectiveTable, Models]:
@@ -140,18 +158,17 @@ def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelF
         candidates = []
         for second_base in (8.0, 20.0):  # where the two kernels change places has several local optima
             parameters = {
-                "base_time": Parameter(4, 0.1, 50, MICRO),
-                "peer_time": Parameter(0.1, 0, 5, MICRO),
+                "base_time": Parameter(4, 0.1, 50, micro),
+                "peer_time": Parameter(0.1, 0, 5, micro),
                 "fraction": Parameter(0.6, 0.05, 1),
-                "second_base": Parameter(second_base, 0.1, 60, MICRO),
+                "second_base": Parameter(second_base, 0.1, 60, micro),
                 "second_fraction": Parameter(0.6, 0.05, 1),
             }
             candidates.append(fit_parameters(models, parameters, lambda fitted: predict(fitted, seen), seen.time))
         return min(candidates, key=lambda candidate: float(relative_errors(predict(candidate, seen), seen.time).mean()))
 
-    decades = size_decades(table)
     return KernelFit(
-        name="small_all_reduce", table=table, groups=decades, fit=fit, predict=predict, num_folds=len(np.unique(decades)), uses_all=True
+        name="small_all_reduce", table=table, groups=size_decades(table), fit=fit, predict=predict, num_folds=EACH_GROUP, uses_all=True
     )
 
 
@@ -192,8 +209,8 @@ def weight_product_kernel(table: MatmulTable, name: str, plain: MatmulModel, clu
         "waves_factor": Parameter(1.2, 0.2, 5),
         "split_factor": Parameter(1.5, 0.1, 25),
         "sharpness": Parameter(3, 1, 10),
-        "cast_time": Parameter(5, 0, 30, MICRO),
-        "cast_fraction": Parameter(2, 0.5, 60, is_inverse=True),
+        "cast_time": Parameter(5, 0, 30, micro),
+        "cast_fraction": Parameter(2, 0.5, 60, inverse),
     }
 
     def predict(models: Models, rows: MatmulTable) -> Array:
@@ -252,7 +269,7 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
         "rate_fraction": Parameter(0.9, 0.1, 6.0),
         "memory_fraction": Parameter(0.9, 0.1, 1.0 / plain.memory_fraction),
         **EXPERT_ROWS,
-        "row_fraction": Parameter(2.0, 0.5, 20, is_inverse=True),
+        "row_fraction": Parameter(2.0, 0.5, 20, inverse),
         "depth_factor": Parameter(1.5, 0.1, 25),
         "sharpness": Parameter(3, 1, 10),
     }
@@ -269,8 +286,8 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
         if QUANTIZATIONS[name].weight_bytes >= 1.0:
             return {name: fit_one(seen)}
         pairs = seen.pairs / seen.experts
-        kernels = {name: seen.rows(pairs > LEAST_MANY), name + FEW: seen.rows(pairs <= MOST_FEW)}
-        return {kernel: fit_one(some.rows(sample(len(some.time)))) for kernel, some in kernels.items()}
+        kernels = {name: chosen_rows(seen, pairs > LEAST_MANY), name + FEW: chosen_rows(seen, pairs <= MOST_FEW)}
+        return {kernel: fit_one(chosen_rows(some, sample(len(some.time)))) for kernel, some in kernels.items()}
 
     return KernelFit(name=f"grouped_weight.{name}", table=table, groups=table.layer, fit=fit, predict=predict)
 
@@ -278,9 +295,6 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Decode attention with fp8 and latent caches
 # ---------------------------------------------------------------------------------------------------------------------------------
-
-UNFIT = ("a100_sxm",)
-"""Chips whose table of latent decoding is of a kernel that no engine runs: a quarter of the memory bandwidth, 47 % error of any model."""
 
 LEAST_SHARED = 2
 """Query heads to a key-value head of 8 bits from which Hopper's tensor-core kernel runs; with one each it takes 1.3-1.6 times as long."""
@@ -290,7 +304,7 @@ def read_cached(folder: Path, chip: str, kernel: str, version: str) -> DecodeTab
     """Read aiconfigurator's generation attention of one of `CACHED_KERNELS`, without a window, for serving shapes; may be empty."""
     if kernel == FP8_CACHE:
         table = serving_decode(read_decode(folder, chip, version, cache="fp8"))
-        return table.rows(table.heads >= LEAST_SHARED * table.kv_heads)
+        return chosen_rows(table, table.heads >= LEAST_SHARED * table.kv_heads)
     return read_latent_decode(folder, chip, version, cache="bfloat16" if kernel == LATENT_CACHE else "fp8")
 
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from lab.kernels.fits import AttentionTable, CollectiveTable, MatmulTable, chosen_rows
+from lab.kernels.kernel_fit import chosen_rows
 from perfmodel.calibrate.fits import Array
 from perfmodel.cost.compute import forward_width
 from perfmodel.foundation.collectives import CollectiveKind
@@ -26,6 +26,45 @@ AICONFIGURATOR_KINDS = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.ALL_TO_ALL: "alltoall",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatmulTable:
+    """Measured matrix multiplies: columns of equal length; time [s]."""
+
+    m: Array
+    n: Array
+    k: Array
+    time: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionTable:
+    """Measured causal fused attention, forward; time [s]."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    length: Array
+    head_dim: Array
+    time: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveTable:
+    """Measured collectives of one kind; ranks_per_node = ranks if all are in one node; time [s].
+
+    link_scale  bandwidth of its links over those of the cluster that the table is fitted for  [-]
+    """
+
+    num_bytes: Array
+    ranks: Array
+    ranks_per_node: Array
+    time: Array
+    link_scale: Array | float = 1.0
+
+
+_Table = TypeVar("_Table")
 
 
 def _existing(path: Path) -> Path:
@@ -53,26 +92,25 @@ def _column(frame: Any, name: str) -> Array:
     return np.asarray(frame[name], dtype=float)
 
 
-def _medians(frame: Any, keys: list[str]) -> tuple[Array, ...]:
-    """Return the columns of the shapes, and the median time of the repeats of each. [s]"""
-    frame = frame.groupby(keys).latency.median().reset_index()
-    return (*(_column(frame, key) for key in keys), _column(frame, "latency") * 1e-3)
+def _medians(table: Callable[..., _Table], frame: Any, **names: str) -> _Table:
+    """Return a table of the shapes, each with the median time of its repeats [s]. names: column of the table -> column of the frame."""
+    frame = frame.groupby([*names.values()]).latency.median().reset_index()
+    return table(**{column: _column(frame, name) for column, name in names.items()}, time=_column(frame, "latency") * 1e-3)
 
 
 def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
     """Read aiconfigurator's GEMM table. `dtype` is named as in the table (bfloat16, fp8); repeats of a shape become their median."""
     frame = read_perf(folder, chip, "gemm", version, "gemm_perf")
-    m, n, k, time = _medians(frame[frame.gemm_dtype == dtype], ["m", "n", "k"])
-    return MatmulTable(m=m, n=n, k=k, time=time)
+    return _medians(MatmulTable, frame[frame.gemm_dtype == dtype], m="m", n="n", k="k")
 
 
 def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """Read aiconfigurator's prefill attention: bf16, causal, without a window."""
     frame = read_perf(folder, chip, "attention", version, "context_attention_perf")
-    frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
-    keys = ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"]
-    batch, length, heads, kv_heads, head_dim, time = _medians(_without_window(frame), keys)
-    return AttentionTable(batch=batch, heads=heads, kv_heads=kv_heads, length=length, head_dim=head_dim, time=time)
+    frame = _without_window(frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")])
+    return _medians(
+        AttentionTable, frame, batch="batch_size", length="isl", heads="num_heads", kv_heads="num_key_value_heads", head_dim="head_dim"
+    )
 
 
 def _without_window(frame: Any) -> Any:
@@ -86,10 +124,10 @@ LATENT_WIDTH = float(forward_width(192.0, 128.0))
 def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """Read aiconfigurator's prefill of latent attention, bf16, causal, in its plain form: keys and values for every head."""
     frame = read_perf(folder, chip, "mla", version, "context_mla_perf")
-    frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
-    batch, length, heads, time = _medians(frame, ["batch_size", "isl", "num_heads"])
-    width = np.full(len(heads), LATENT_WIDTH)
-    return AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=width, time=time)
+    frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")].assign(
+        kv_heads=frame.num_heads, width=LATENT_WIDTH
+    )
+    return _medians(AttentionTable, frame, batch="batch_size", length="isl", heads="num_heads", kv_heads="kv_heads", head_dim="width")
 
 
 LEAST_LENGTH, MOST_QUERIES, HEAD_DIMS = 128, 16, (64, 128)
@@ -113,9 +151,6 @@ class DecodeTable:
         """Return the shapes as arguments of `attention_decode_time`."""
         return {name: getattr(self, name) for name in ("batch", "heads", "kv_heads", "key_length", "head_dim")}
 
-    def rows(self, chosen: Any) -> DecodeTable:
-        return chosen_rows(self, chosen)
-
 
 def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
     """Read aiconfigurator's generation attention in bf16 without a window. cache: its dtype in the table (bfloat16, fp8)."""
@@ -127,19 +162,18 @@ def read_latent_decode(folder: Path, chip: str, version: str, *, cache: str) -> 
     """Read aiconfigurator's generation attention with a latent cache, for cache lengths of serving."""
     frame = read_perf(folder, chip, "mla", version, "generation_mla_perf")
     table = _decode_table(frame[frame.kv_cache_dtype == cache].assign(num_key_value_heads=1, head_dim=1))
-    return table.rows(table.key_length >= LEAST_LENGTH)
+    return chosen_rows(table, table.key_length >= LEAST_LENGTH)
 
 
 def _decode_table(frame: Any) -> DecodeTable:
-    keys = ["batch_size", "num_heads", "num_key_value_heads", "key_length", "head_dim"]
-    batch, heads, kv_heads, key_length, head_dim, time = _medians(frame.assign(key_length=frame.isl + frame.step), keys)
-    return DecodeTable(batch=batch, heads=heads, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, time=time)
+    names = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_key_value_heads", "key_length": "key_length"}
+    return _medians(DecodeTable, frame.assign(key_length=frame.isl + frame.step), **names, head_dim="head_dim")
 
 
 def serving_decode(table: DecodeTable) -> DecodeTable:
     """Return the shapes that are fitted."""
     is_usual = (table.key_length >= LEAST_LENGTH) & (table.heads <= MOST_QUERIES * table.kv_heads) & np.isin(table.head_dim, HEAD_DIMS)
-    return table.rows(is_usual)
+    return chosen_rows(table, is_usual)
 
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
@@ -226,8 +260,8 @@ def read_simumax(folder: Path, name: str) -> dict[str, Any]:
     return system
 
 
-def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
-    """Return SimuMax's matrix multiplies as (shapes and times, fraction of peak); accumulating weight gradients are left out."""
+def simumax_matmuls(system: dict[str, Any]) -> MatmulTable:
+    """Return SimuMax's matrix multiplies; accumulating weight gradients are left out."""
     entry = system["accelerator"]["op"]["matmul"]
     rows = []
     for key, fraction in entry["accurate_efficient_factor"].items():
@@ -235,7 +269,7 @@ def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
         if "accumulate=False" in key and shape["b"] == 1:
             rows.append((shape["m"], shape["n"], shape["k"], fraction))
     m, n, k, fractions = np.array(rows, dtype=float).T
-    return MatmulTable(m=m, n=n, k=k, time=2 * m * n * k / (fractions * entry["tflops"] * 1e12)), fractions
+    return MatmulTable(m=m, n=n, k=k, time=2 * m * n * k / (fractions * entry["tflops"] * 1e12))
 
 
 def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64, key_dim: int = 128) -> float:

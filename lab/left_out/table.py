@@ -13,16 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from statistics import median
 
 from lab import accuracy_lines as rules
 from lab.accuracy import AccuracyReport
+from lab.cases import read_runs
 from lab.command import command_parser, exits_on_errors
 from lab.kernels.cross_validate import cross_validate, summary
 from lab.left_out.fits import LeftOut, PredictedRun
-from lab.left_out.runs import read_runs
 from lab.pages import percent, statistics_text
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
@@ -30,62 +28,51 @@ from perfmodel.foundation.text import columns_text
 from perfmodel.report.document import csv_text
 from perfmodel.validation.judgement import error_summary
 from perfmodel.validation.plan_choice import PlanChoices, plan_choices
-from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.validate import validate_cases
 
-
-def _is_recipe(labels: RunLabels) -> bool:
-    return labels.profile == "nemo" and not rules.is_narrow(labels)
-
-
-def _is_narrow_recipe(labels: RunLabels) -> bool:
-    return labels.profile == "nemo" and rules.is_narrow(labels)
-
-
 LINES = (
     *rules.LINES,
-    rules.AccuracyLine(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=_is_recipe, counts=False),
-    rules.AccuracyLine(title="(NVIDIA's recipes, fp8 and narrower)", holds=_is_narrow_recipe, counts=False),
+    rules.AccuracyLine(
+        title="(NVIDIA's recipes, bf16; recomputation unknown)",
+        holds=lambda labels: labels.profile == "nemo" and not rules.is_narrow(labels),
+        counts=False,
+    ),
+    rules.AccuracyLine(
+        title="(NVIDIA's recipes, fp8 and narrower)",
+        holds=lambda labels: labels.profile == "nemo" and rules.is_narrow(labels),
+        counts=False,
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutTable:
-    """Errors of predictions by fits that did not see the model of a run.
+    """Errors of predictions by fits that did not see the model of a run: predicted / measured - 1 by line, and choices of plan."""
 
-    lines     title -> predicted / measured - 1, in the order of LINES; counted: of all lines that count; source_median: of their means
-    """
-
-    lines: Mapping[str, Sequence[float]]
-    counted: Sequence[float]
-    source_median: float
+    lines: Mapping[rules.AccuracyLine, Sequence[float]]
     choices: PlanChoices
+
+    def errors(self, title: str) -> Sequence[float]:
+        return next(errors for line, errors in self.lines.items() if line.title == title)
 
 
 def judge(predictions: Sequence[PredictedRun]) -> LeftOutTable:
-    lines = {line: [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)] for line in LINES}
-    counted = [errors for line, errors in lines.items() if line.counts and errors]
-    if not counted:
+    lines = rules.errors_by_line([(prediction.run.choice.labels, prediction.error) for prediction in predictions], LINES)
+    if rules.EVERY not in lines:
         raise InputError("cases: none of the sources of the table is among them; give the file of published training runs")
     choices = [
         replace(prediction.run.choice, predicted=prediction.predicted) for prediction in predictions if prediction.run.source == "nanotron"
     ]
-    return LeftOutTable(
-        lines={line.title: errors for line, errors in lines.items() if errors},
-        counted=[*chain.from_iterable(counted)],
-        source_median=median(error_statistics(errors).mean for errors in counted),
-        choices=plan_choices(choices, skip_broken_nvlink=True),
-    )
+    return LeftOutTable(lines=lines, choices=plan_choices(choices, skip_broken_nvlink=True))
 
 
 def table_text(table: LeftOutTable) -> str:
     rows: list[tuple[str, ...]] = [("what", "runs", "mean", "median", "p90", "max", "bias", "others")]
-    for line in LINES:
-        if line.title in table.lines:
-            rows.append((line.title, *_cells(table.lines[line.title]), line.others))
-    rows.append(("all but those in brackets", *_cells(table.counted), ""))
-    rows.append(("median over sources of their means", "", percent(table.source_median), *[""] * 5))
+    for line, errors in table.lines.items():
+        of = error_statistics(errors)
+        rows.append((line.title, str(of.count), *statistics_text(of, "mean median p90 largest bias", percent).values(), line.others))
+    rows.append(("median over sources of their means", "", percent(rules.median_of_means(table.lines)), *[""] * 5))
     overall = table.choices.overall
     choice = (
         f"plan choice, nanotron: {overall.num_groups} groups of at least four plans, without {table.choices.num_broken_nvlink} runs on "
@@ -98,11 +85,7 @@ def table_text(table: LeftOutTable) -> str:
 def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
     """Return the share of counted rows in the 80 % interval around their prediction."""
     result = validate_cases([cases], skip_broken_nvlink=True)
-    left_out = {
-        prediction.run.id: prediction.predicted
-        for prediction in predictions
-        if any(line.counts and line.holds(prediction.run.choice.labels) for line in LINES)
-    }
+    left_out = {item.run.id: item.predicted for item in predictions if rules.EVERY.holds(item.run.choice.labels)}
     report = AccuracyReport(result=result, left_out=left_out, names=(cases.name,))
     found_in = error_summary("all", report.scored_left_out).times
     return f"80 % intervals hold {percent(found_in.coverage)} of {found_in.num_intervals} runs"
@@ -115,11 +98,6 @@ def kernels_text(folder: Path) -> str:
     for part, middle, largest in summary(rows):
         lines.append(f"  {part:44} {percent(middle):>7} ({percent(largest)})")
     return "\n".join(lines)
-
-
-def _cells(errors: Sequence[float]) -> tuple[str, ...]:
-    of = error_statistics(errors)
-    return (str(of.count), *statistics_text(of, "mean median p90 largest bias", percent).values())
 
 
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
@@ -165,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise InputError(f"out={options.out}: must end in .csv or .json; name it so")
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise InputError(f"out={options.out}: its folder does not exist; make it or choose another path")
-    fits = LeftOut(runs=read_runs(options.cases))
+    fits = LeftOut.of_times(read_runs(options.cases))
     predictions = fits.predictions()
     print(table_text(judge(predictions)))
     print(intervals_text(options.cases, predictions))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.plain import picked
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
@@ -20,12 +21,30 @@ Section = tuple[str, Mapping[str, object]]
 """Name of a section, and its values."""
 
 
+def _sections(name: str) -> dict[str, str]:
+    """Return the templates of `lab/pages/NAME.md` by section."""
+    _, *parts = re.split(r"^@@ (\w+)\n", (Path(__file__).parent / f"{name}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {section: text.strip("\n") for section, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def page(name: str, sections: Iterable[Section], *, wraps: bool = False) -> str:
     """Return the given sections of `lab/pages/NAME.md`, in the given order. wraps: give the lines of paragraphs and lists one width."""
-    _, *parts = re.split(r"^@@ (\w+)\n", (Path(__file__).parent / f"{name}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    templates = {section: Template(text.strip("\n")) for section, text in zip(parts[::2], parts[1::2], strict=True)}
-    text = "\n\n".join(templates[section].substitute(values) for section, values in sections)
+    templates = _sections(name)
+    text = "\n\n".join(Template(templates[section]).substitute(values) for section, values in sections)
     return ("\n\n".join(map(_wrapped, text.split("\n\n"))) if wraps else text) + "\n"
+
+
+def values_on_page(text: str, name: str, section: str) -> dict[str, str]:
+    """Return the values in the sentences of a section, read from a written page: the inverse of `page`. Raises InputError."""
+    values: dict[str, str] = {}
+    for paragraph in _sections(name)[section].split("\n\n"):
+        if "$" in paragraph and not paragraph.startswith(("$", "#")):
+            pattern = re.sub(r"\\\$(\w+)", r"(?P<\1>.*?)", re.escape(" ".join(paragraph.split())))
+            match = re.search(pattern, " ".join(text.split()))
+            if match is None:
+                raise InputError(f"{name}.md: the text of {section} is missing; write the page again with `make accuracy`")
+            values |= match.groupdict()
+    return values
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] | None = None) -> str:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from lab.command import command_parser, exits_on_errors
 from lab.pages import Section, page, percent_number, statistics_text, table_of_figures
 from lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
 from lab.serving.engines import read_rows, shipped_fits
-from lab.serving.fitting import left_out_of
+from lab.serving.fitting import EngineFit, left_out_of
 from lab.serving.residuals import ServingResidual, every_basis, factors, known_residuals, unknown_residuals
 from lab.serving.saturation import Saturation, saturation_of
 from lab.splits import Split, cross_validated
@@ -28,15 +28,15 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.parallel.interval import METRICS, interval_factors
 from perfmodel.planner.result import LIMIT_HEADROOM
-from perfmodel.validation.judgement import summarise_serving
+from perfmodel.validation.judgement import metric_errors, summarise_serving
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 from perfmodel.validation.tables import WORDS
 from perfmodel.validation.validate import CasePredictor
 
-Errors = Mapping[tuple[str, str], float]
-"""(id of a run, metric) -> predicted / measured - 1."""
+LeftOutRows = Mapping[str, ServingRow]
+"""Runs by id, with the metrics as predicted by a fit that left their model or their chip out."""
 
 Sections = Iterator[Section]
 
@@ -49,9 +49,8 @@ class ServingAccuracy:
     """Contents of the page."""
 
     rows: tuple[ServingRow, ...]
-    shipped: Errors
-    without_model: Errors
-    without_chip: Errors
+    without_model: LeftOutRows
+    without_chip: LeftOutRows
     choices: Mapping[str, ChoiceFigures]
     residuals: tuple[ServingResidual, ...]
     saturation: Saturation
@@ -64,19 +63,28 @@ class ServingAccuracy:
 def measure(path: Path) -> ServingAccuracy:
     predictor = CasePredictor()
     rows = read_rows(path, predictor, as_served=True)
-    shipped = {(row.id, metric): row.error(metric) for row in rows for metric in METRICS if row.counts(metric)}
     fits = shipped_fits(rows, predictor)
-    without = {by: {(row.id, metric): math.expm1(log) for row, metric, log in left_out_of(fits, by)} for by in ("model", "chip")}
-    metrics = {row.id: row.predicted for row in rows if row.is_predicted}
+    without_model, without_chip = (_left_out_rows(fits, by) for by in ("model", "chip"))
     return ServingAccuracy(
         rows=tuple(rows),
-        shipped=shipped,
-        without_model=without["model"],
-        without_chip=without["chip"],
-        choices=_choices({"shipped": points_of(rows, metrics), "model left out": points_of(rows, _moved(rows, without["model"]))}),
+        without_model=without_model,
+        without_chip=without_chip,
+        choices=_choices({"shipped": points_of(rows), "model left out": points_of(_in_order(rows, without_model))}),
         residuals=(*known_residuals(fits, predictor), *unknown_residuals(fits, predictor)),
         saturation=saturation_of(rows, predictor),
     )
+
+
+def _left_out_rows(fits: Mapping[str, EngineFit], by: str) -> dict[str, ServingRow]:
+    left_out: dict[str, ServingRow] = {}
+    for row, metric, log in left_out_of(fits, by):
+        predicted = left_out[row.id].predicted if row.id in left_out else {}
+        left_out[row.id] = replace(row, predicted={**predicted, metric: row.case.measured(metric) * math.exp(log)})
+    return left_out
+
+
+def _in_order(rows: Sequence[ServingRow], left_out: LeftOutRows) -> list[ServingRow]:
+    return [left_out[row.id] for row in rows if row.id in left_out]
 
 
 def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
@@ -85,16 +93,6 @@ def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
     for name, group in points.items():
         figures |= {f"{name}, headroom {margin:.0%}": choice_figures(group, margin=margin) for margin in _MARGINS}
     return figures
-
-
-def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, float]]:
-    """Return the metrics of runs as predicted with these errors."""
-    metrics = {}
-    for row in rows:
-        moved = {metric: row.case.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
-        if {"tpot", "request_latency"} <= set(moved):
-            metrics[row.id] = moved
-    return metrics
 
 
 def document(accuracy: ServingAccuracy) -> str:
@@ -141,9 +139,8 @@ def _line(accuracy: ServingAccuracy, name: str, rows: Sequence[ServingRow], metr
 
 def _errors(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
     """Yield the errors of a metric as shipped, with the model left out and with the chip left out."""
-    ids = [(row.id, metric) for row in rows if row.counts(metric)]
-    for errors in (accuracy.shipped, accuracy.without_model, accuracy.without_chip):
-        yield error_statistics([errors[key] for key in ids if key in errors])
+    for some in (rows, *(_in_order(rows, left_out) for left_out in (accuracy.without_model, accuracy.without_chip))):
+        yield metric_errors(some, metric)
 
 
 def _static(accuracy: ServingAccuracy) -> Sections:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,22 +45,21 @@ class ChoiceFigures:
     median_point: float
 
 
-def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, float]]) -> list[Point]:
-    """Return the points of the rows. predicted: id of a row -> its metrics; rows without are left out."""
+def points_of(rows: Sequence[ServingRow]) -> list[Point]:
+    """Return the points of the scored rows that have both metrics."""
     points = []
     for row in rows:
-        if row.kind != "serving" or row.planned is None or row.id not in predicted or not row.is_scored:
+        if row.kind != "serving" or row.planned is None or not row.is_scored or not {"tpot", "request_latency"} <= set(row.predicted):
             continue
         job, chips = row.planned.job, row.planned.layout.num_chips
         tokens = (job.concurrency or 1) * job.output_len.mean
-        metrics = predicted[row.id]
         key = [getattr(row.labels, name) for name in ("source", "framework", "model", "chip", "precision")]
         key += [str(job.kv_precision), str(job.input_len), str(job.output_len)]
         points.append(
             Point(
                 group=json.dumps(key),
-                predicted_tpot=metrics["tpot"],
-                predicted_rate=tokens / metrics["request_latency"] / chips,
+                predicted_tpot=row.predicted["tpot"],
+                predicted_rate=tokens / row.predicted["request_latency"] / chips,
                 measured_tpot=row.case.measured("tpot"),
                 measured_rate=tokens / row.case.measured("request_latency") / chips,
                 chips=chips,

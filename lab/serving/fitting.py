@@ -95,6 +95,15 @@ class EngineFit:
         """log(predicted / measured)."""
         return self.predicted - np.log([target.measured for target in self.targets])
 
+    @property
+    def weights(self) -> Array:
+        return np.array([target.weight for target in self.targets])
+
+    @property
+    def prior(self) -> Array:
+        """Information matrix of the prior of the logarithms."""
+        return np.eye(len(self.names)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
+
     def numbers(self) -> dict[str, float]:
         return {name: float(np.exp(log)) for name, log in zip(self.names, self.logs, strict=True)}
 
@@ -192,24 +201,18 @@ def left_out_logs(fit: EngineFit, seen: Sequence[int], elsewhere: Mapping[str, f
 
     elsewhere   number -> value by the runs of other engines
     """
-    start = np.log([NUMBERS[name][0] for name in fit.names])
+    start, lower, upper = np.log([NUMBERS[name] for name in fit.names]).T
     if len({fit.targets[i].row for i in seen}) < LEAST_RUNS:
         return np.array([math.log(elsewhere.get(name, NUMBERS[name][0])) for name in fit.names])
     logs = fit.logs.copy()
-    weights = np.array([target.weight for target in fit.targets])
-    residuals, known = fit.residuals, [i for i in seen if np.isfinite(fit.predicted[i])]
+    residuals, weights, known = fit.residuals, fit.weights, [i for i in seen if np.isfinite(fit.predicted[i])]
     for _ in range(3):
         now = residuals + fit.slopes @ (logs - fit.logs)
         robust = (1.0 + (now * weights / _SCALE) ** 2) ** -0.5
         scale = (weights * robust)[known]
         matrix = fit.slopes[known] * scale[:, None]
-        prior = np.eye(len(logs)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
-        step = np.linalg.solve(matrix.T @ matrix + prior, -(matrix.T @ (now[known] * scale)) - prior @ (logs - start))
-        logs = np.clip(
-            logs + np.clip(step, -1.0, 1.0),
-            [math.log(NUMBERS[name][1]) for name in fit.names],
-            [math.log(NUMBERS[name][2]) for name in fit.names],
-        )
+        step = np.linalg.solve(matrix.T @ matrix + fit.prior, -(matrix.T @ (now[known] * scale)) - fit.prior @ (logs - start))
+        logs = np.clip(logs + np.clip(step, -1.0, 1.0), lower, upper)
     return logs
 
 
@@ -259,8 +262,7 @@ def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, 
 def _standard_errors(fit: EngineFit) -> Array:
     """Return the standard errors of the logarithms, from the scatter of the residuals and the curvature."""
     known = np.isfinite(fit.predicted)
-    weights = np.array([target.weight for target in fit.targets])[known]
+    weights = fit.weights[known]
     matrix = fit.slopes[known] * weights[:, None]
-    prior = np.eye(len(fit.names)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
     scatter = float(np.median(np.abs(fit.residuals[known] * weights)) * 1.48) if known.any() else 0.0
-    return np.asarray(np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix + prior))) * scatter)
+    return np.asarray(np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix + fit.prior))) * scatter)

@@ -234,8 +234,11 @@ def summarise(every_row: Iterable[AnyRow], *, by: Sequence[str] = (), skip_broke
     judged = [row for row in rows if is_judged(row)]
     scored = [row for row in rows if row.is_scored]
 
+    def outcome(row: TrainingRow) -> tuple[bool, bool]:
+        return bool(row.case.ran), bool(row.predicted_fits)
+
     def fits_by(name_of: Callable[[TrainingRow], str]) -> tuple[FitCounts, ...]:
-        return tuple(fit_counts(name, members) for name, members in sorted(grouped(judged, name_of).items()))
+        return tuple(fit_counts(name, map(outcome, members)) for name, members in sorted(grouped(judged, name_of).items()))
 
     return ValidationResult(
         rows=rows,
@@ -251,7 +254,7 @@ def summarise(every_row: Iterable[AnyRow], *, by: Sequence[str] = (), skip_broke
         kinds=dict(Counter([row.kind for row in rows] + ["inference"] * len(served))),
         memories=memory_summaries(dense),
         experts=expert_figures(rows, by),
-        fits=fit_counts("all", judged),
+        fits=fit_counts("all", map(outcome, judged)),
         framework_fits=fits_by(lambda row: row.run.framework.profile),
         source_fits=fits_by(lambda row: row.group),
         reasons=dict(reasons.most_common()),
@@ -320,15 +323,15 @@ def _choices(rows: Iterable[TrainingRow]) -> list[Choice]:
     ]
 
 
-def fit_counts(name: str, judged: Iterable[TrainingRow]) -> FitCounts:
-    """Count the predicted verdicts of runs with a known outcome."""
-    pairs = [(bool(row.case.ran), bool(row.predicted_fits)) for row in judged]
+def fit_counts(name: str, outcomes: Iterable[tuple[bool, bool]]) -> FitCounts:
+    """Count runs by whether they ran, and whether they were predicted to fit."""
+    counts = Counter(outcomes)
     return FitCounts(
         name=name,
-        ran_and_fits=pairs.count((True, True)),
-        ran_but_predicted_out=pairs.count((True, False)),
-        out_and_predicted_out=pairs.count((False, False)),
-        out_but_predicted_fits=pairs.count((False, True)),
+        ran_and_fits=counts[True, True],
+        ran_but_predicted_out=counts[True, False],
+        out_and_predicted_out=counts[False, False],
+        out_but_predicted_fits=counts[False, True],
     )
 
 

@@ -28,7 +28,7 @@ def test_nine_of_ten_advised_options_are_faster_on_published_sweeps():
 
 def test_pairs_differ_in_one_option_and_more_than_the_noise(tmp_path):
     found_pairs = of(tmp_path, [*sweep(), changed(id="nanotron-other", global_batch=256, micro_batch=2)])
-    names = {(pair.option, *pair.values) for pair in found_pairs}
+    names = {(pair.option, *(run.options[pair.option] for run in (pair.fast, pair.slow))) for pair in found_pairs}
     assert names == {("tp", *degrees) for degrees in ((1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8))} | {("pp", 1, 2)}
     assert not of(tmp_path, sweep(times=(2.0, 2.01, 2.02, 2.03, 2.04)))
 
@@ -36,7 +36,7 @@ def test_pairs_differ_in_one_option_and_more_than_the_noise(tmp_path):
 def test_repeated_runs_count_once_with_their_median_time(tmp_path):
     repeats = [changed(id=f"nanotron-again-{time}", tp=2, pp=1, dp=32, measured={"step_time_s": time}) for time in (1.0, 1.5)]
     first, *_ = [pair for pair in of(tmp_path, [*sweep()[:2], *repeats]) if pair.option == "tp"]
-    assert first.measured == (1.5, 2.0)
+    assert (first.fast.measured, first.slow.measured) == (1.5, 2.0)
 
 
 def test_the_direction_is_that_of_the_given_predictions(tmp_path, capsys):

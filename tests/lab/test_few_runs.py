@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lab.few_runs import components_of, components_text, few_runs_values, figures_of, groups_of, main
+from lab.few_runs import ANY, FASTEST, OF_JOB, components_of, few_runs_sections, figures_of, groups_of, main
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
 from tests.lab.published_steps import published
@@ -20,9 +20,9 @@ def test_three_runs_of_another_framework_take_a_third_of_the_error():
     assert figures.errors[3] < 0.67 * figures.errors[0]
     assert 10 not in figures.errors
     assert figures.common_known < 0.67 * figures.errors[0]
-    values = few_runs_values([figures])
-    assert name in str(values["table"])
-    assert "no group of runs differs in its plan only" in str(values["choice"])
+    sections = dict(few_runs_sections([figures]))
+    assert name in str(sections["few_runs"]["table"])
+    assert "few_runs_without_choice" in sections
 
 
 def test_squared_errors_are_split_into_what_runs_have_in_common_and_what_differs():
@@ -46,8 +46,7 @@ def test_choices_are_judged_by_few_draws_however_many_the_errors_have(monkeypatc
     monkeypatch.setattr("lab.few_runs._CHOICE_DRAWS", 1)
     ((name, group),) = groups_of([parse_case(json.dumps(case), 1) for case in sweep()]).items()
     figures = figures_of(name, group, load_profile("megatron"), draws=2, seed=1)
-    assert len(figures.regrets[3]) == len(figures.of_the_job[3]) == 1
-    assert "is common to the runs of a group" in components_text([figures])
+    assert len(figures.regrets[ANY][3]) == len(figures.regrets[OF_JOB][3]) == 1
 
 
 def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypatch):
@@ -55,11 +54,10 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypat
     groups = groups_of([parse_case(json.dumps(case), 1) for case in sweep()])
     ((name, group),) = groups.items()
     figures = figures_of(name, group, load_profile("megatron"), draws=1, seed=1)
-    assert len(figures.regrets[0]) == len(figures.first_three) == 1
-    assert len(figures.regrets[3]) == len(figures.of_the_job[3]) == 1
-    assert len(figures.tried_first[3]) == 1
-    assert figures.first_three[0] <= figures.regrets[0][0]
-    assert "any of the job" in str(few_runs_values([figures])["choices"])
+    assert len(figures.regrets[ANY][0]) == len(figures.first_three) == 1
+    assert {len(figures.regrets[way][3]) for way in (ANY, OF_JOB, FASTEST)} == {1}
+    assert figures.first_three[0] <= figures.regrets[ANY][0][0]
+    assert OF_JOB in str(dict(few_runs_sections([figures]))["few_runs_choice"]["table"])
 
 
 def test_a_measured_plan_of_the_job_has_its_measured_time():

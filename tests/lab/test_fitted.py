@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.fitted import file_text, fitted_profiles, main
-from lab.left_out.fits import FITS
-from lab.left_out.memories import MEMORY_FITS
+from lab.left_out.fits import FITS, MEMORY_FITS
 from perfmodel.frameworks.profile import GENERIC, list_profiles
 from perfmodel.frameworks.shipped import FittedNumber, fitted_numbers
 from tests.marks import NIGHTLY
@@ -24,7 +23,7 @@ def constants_by_profile():
             constants[profile] |= {item.constant.name for item in fit.constants} | set(fit.lent)
     for name, fit in MEMORY_FITS.items():
         for profile in (name, *fit.lends_to):
-            constants[profile] |= {constant.name for constant in fit.constants}
+            constants[profile] |= {item.constant.name for item in fit.constants}
     return constants
 
 
@@ -42,7 +41,7 @@ def kept(fits, names):
 )
 def test_the_shipped_numbers_are_what_the_command_writes(frameworks, monkeypatch):
     monkeypatch.setattr("lab.left_out.fits.FITS", kept(FITS, frameworks))
-    monkeypatch.setattr("lab.fitted.MEMORY_FITS", kept(MEMORY_FITS, frameworks))
+    monkeypatch.setattr("lab.left_out.fits.MEMORY_FITS", kept(MEMORY_FITS, frameworks))
     for name, numbers in fitted_profiles(CASES).items():
         if name not in frameworks:
             continue

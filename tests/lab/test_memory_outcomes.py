@@ -9,8 +9,7 @@ from lab.memory_outcomes import (
     MemoryOutcome,
     likeliest_uncertainty,
     reliability,
-    reliability_line,
-    reliability_rows,
+    reliability_values,
     uncertainty_over,
     wilson_band,
 )
@@ -45,8 +44,9 @@ def test_stated_probabilities_that_are_right_happen():
     bins = reliability([*drawn(2000, "a", 3), *drawn(2000, "b", 4)])
     assert len(bins) == 10
     assert max(bucket.error for bucket in bins) < 0.1
-    assert reliability_rows(bins)[1][0] == "0% to 10%"
-    assert "of 4,000 runs" in reliability_line(bins)
+    values = reliability_values(bins)
+    assert "| 0% to 10% |" in str(values["table"])
+    assert values["reliability_runs"] == "4,000"
     assert all(low <= bucket.happened <= high for bucket in bins for low, high in [bucket.band])
 
 

@@ -47,11 +47,11 @@ def test_a_group_is_judged_by_the_groups_of_others():
     (first, _), (second, _), (third, _) = GROUPS[:3]
     runs = [run(first, 1.4, "a")] * 30 + [run(second, 0.9, "b"), run(third, 1.1, "c")]
     figures = figures_of(runs)
-    assert (figures[first].bias, figures[first].mean) == pytest.approx((0.4, 0.4))
-    assert figures[first].coverage == 0.0
+    assert (figures[first].errors.bias, figures[first].errors.mean) == pytest.approx((0.4, 0.4))
+    assert figures[first].errors.coverage == 0.0
     assert 1 / 1.4 < figures[first].low < figures[first].high
     hanging = [replace(run, open=(0.3**2, 0.0)) for run in runs[:30]]
-    assert figures_of([*hanging, *runs[30:]])[first].coverage == 1.0
+    assert figures_of([*hanging, *runs[30:]])[first].errors.coverage == 1.0
     assert over_groups(figures).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.4, 0.9, 1.1)) / 3))
 
 

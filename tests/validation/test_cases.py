@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.left_out.runs import read_runs
+from lab.cases import read_runs
 from lab.residuals import residual_of
 from perfmodel.validation.cases import parse_case, read_cases
 from perfmodel.validation.validate import CasePredictor

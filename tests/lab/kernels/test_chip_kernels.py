@@ -7,6 +7,7 @@ import pytest
 
 from lab.kernels.chip_kernels import decode_kernel, grouped_kernel
 from lab.kernels.grouped import BALANCED, GroupedTable, load_of
+from lab.kernels.kernel_fit import chosen_rows
 from lab.kernels.tables import DecodeTable, read_decode, serving_decode
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, DecodeAttentionModel, GroupedMatmulModel, MatmulModel
@@ -57,8 +58,8 @@ def layers():
     table = GroupedTable(
         tokens=tokens, pairs=load, experts=touched, hidden_size=hidden, intermediate_size=inter, whole_intermediate_size=whole_inter,
         num_experts=experts, top_k=top_k, is_fallback=np.zeros(len(tokens), dtype=bool), time=np.ones_like(tokens),
-    ).rows(load > 0)  # fmt: skip
-    return planted(grouped, table, GROUPED)
+    )  # fmt: skip
+    return planted(grouped, chosen_rows(table, load > 0), GROUPED)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.cases import read_runs
 from lab.kernels.clocks import Clocks, Rate, clocks_values, main, rows_of
-from lab.left_out.runs import read_runs
 
 CASES = Path(__file__).parents[2] / "golden" / "published_training.jsonl.gz"
 DETERMINED = Rate(

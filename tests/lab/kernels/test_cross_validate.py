@@ -8,7 +8,7 @@ import pytest
 
 from lab.kernels.chip_kernels import attention_kernel, collective_kernel, matmul_kernel
 from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, rows_text, summary
-from lab.kernels.fits import AttentionTable, CollectiveTable, MatmulTable
+from lab.kernels.tables import AttentionTable, CollectiveTable, MatmulTable
 from perfmodel.calibrate.fits import NUM_FOLDS
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype

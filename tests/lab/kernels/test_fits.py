@@ -5,30 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.kernels.fit import TABLES, main
-from lab.kernels.fits import (
-    BULK_BYTES,
-    RING_STEP_BYTES,
-    AttentionTable,
-    CollectiveTable,
-    MatmulTable,
-    fit_attention,
-    fit_collective,
-    fit_matmul,
-    predict_attention,
-    predict_collective,
-    predict_matmul,
-)
+from lab.kernels.chip_kernels import BULK_BYTES, RING_STEP_BYTES, attention_kernel, collective_kernel, matmul_kernel
+from lab.kernels.chips import TABLES
+from lab.kernels.fit import main
+from lab.kernels.tables import AttentionTable, CollectiveTable, MatmulTable
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
 from perfmodel.hardware.reader import load_calibration, load_cluster
+from tests.lab.kernels.tables_of_tests import grid
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 
 
-def grid(*axes):
-    return [column.ravel().astype(float) for column in np.meshgrid(*axes, indexing="ij")]
+def assert_comes_back(kernel, true, *, rtol):
+    """A fit to the times of a model predicts them, and is returned."""
+    times = kernel.predict(true, kernel.table)
+    model = kernel.fit(replace(kernel.table, time=times))
+    np.testing.assert_allclose(kernel.predict(model, kernel.table), times, rtol=rtol)
+    return model
 
 
 def test_a_matmul_model_comes_back():
@@ -38,9 +33,7 @@ def test_a_matmul_model_comes_back():
     )  # fmt: skip
     m, n, k = grid([128, 384, 1024, 4096, 8192], [256, 768, 2048, 5120, 8192], [64, 256, 1024, 3072, 8192])
     table = MatmulTable(m=m, n=n, k=k, time=np.ones_like(m))
-    table = replace(table, time=predict_matmul(true, table, H100, Dtype.BF16))
-    model = fit_matmul(table, H100, Dtype.BF16)
-    np.testing.assert_allclose(predict_matmul(model, table, H100, Dtype.BF16), table.time, rtol=0.03)
+    model = assert_comes_back(matmul_kernel(table, H100, Dtype.BF16), true, rtol=0.03)
     assert model.peak_fraction == pytest.approx(0.8, rel=0.02)
 
 
@@ -50,9 +43,7 @@ def test_an_attention_model_comes_back():
     )
     batch, heads, length, head_dim = grid([1, 4, 16], [8, 24, 64], [512, 1024, 4096, 16384], [64, 128])
     table = AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=head_dim, time=np.ones_like(batch))
-    table = replace(table, time=predict_attention(true, table, H100, Dtype.BF16))
-    model = fit_attention(table, H100, Dtype.BF16, backward_rate=0.8)
-    np.testing.assert_allclose(predict_attention(model, table, H100, Dtype.BF16), table.time, rtol=0.03)
+    assert_comes_back(attention_kernel(table, H100, backward_rate=0.8), true, rtol=0.03)
 
 
 def test_a_collective_model_comes_back():
@@ -62,9 +53,7 @@ def test_a_collective_model_comes_back():
     )  # fmt: skip
     num_bytes, ranks = grid(2.0 ** np.arange(9, 30), [2, 4, 8])
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=np.ones_like(ranks))
-    table = replace(table, time=predict_collective(true, CollectiveKind.ALL_GATHER, table, H100))
-    model = fit_collective(table, CollectiveKind.ALL_GATHER, H100)
-    np.testing.assert_allclose(predict_collective(model, CollectiveKind.ALL_GATHER, table, H100), table.time, rtol=0.02)
+    assert_comes_back(collective_kernel(table, CollectiveKind.ALL_GATHER, H100), true, rtol=0.02)
 
 
 def test_a_folder_without_tables_is_refused(tmp_path, capsys):

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.kernels.fit import TABLES
-from lab.kernels.fits import CollectiveTable, MatmulTable
+from lab.kernels.chips import TABLES
 from lab.kernels.grouped import BALANCED
 from lab.kernels.serving import (
     cached_kernel,
@@ -20,7 +19,7 @@ from lab.kernels.serving import (
     small_all_reduce_kernel,
     weight_product_kernel,
 )
-from lab.kernels.tables import DecodeTable
+from lab.kernels.tables import CollectiveTable, DecodeTable, MatmulTable
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.serving_kernels import (

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.accuracy_lines import EVERY
+from lab.cases import read_runs
 from lab.fitted import STEPS
 from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
-from lab.left_out.runs import read_runs
 from lab.left_out.table import judge, main
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import RateOptions, TimingOptions
@@ -53,11 +54,11 @@ def test_what_is_kept_is_as_what_is_made_anew(runs):
 def test_no_fit_sees_the_model_that_it_predicts(runs):
     """Whatever that model's steps had been, its predictions would be the same; also where a relative lends the constants."""
     runs = [run for run in runs if run.source in ("nanotron", "simumax")][::2]
-    predictions = LeftOut(runs=runs).predictions()
+    predictions = LeftOut.of_times(runs).predictions()
     assert len(predictions) == len(runs)
     for model in dict.fromkeys(run.model for run in runs):
-        others = [run if run.model != model else replace(run, choice=replace(run.choice, measured=3 * run.measured)) for run in runs]
-        moved = LeftOut(runs=others)
+        others = [run if run.model != model else replace(run, measured=3 * run.measured) for run in runs]
+        moved = LeftOut.of_times(others)
         for name in FITS:
             assert not any(runs[index].model == model for index in moved.rows_of(name, without=model))
         of_model = {prediction.run.id: prediction for prediction in predictions if prediction.run.model == model}
@@ -65,7 +66,7 @@ def test_no_fit_sees_the_model_that_it_predicts(runs):
         assert all(model in prediction.fold for prediction in of_model.values())
         for name, fit in FITS.items():  # what `predictions` does for this model alone: the other models' fits are not asked for
             rows = [index for index, run in enumerate(runs) if run.model == model and run.profile in fit.profiles]
-            again = moved.times.predict(rows, moved.fitted(name, without=model).values) if rows else ()
+            again = moved.predictor.predict(rows, moved.fitted(name, without=model).values) if rows else ()
             assert [of_model.pop(runs[index].id).predicted for index in rows] == list(again)
         assert not of_model
 
@@ -89,14 +90,15 @@ def test_every_relative_is_fitted_before_whoever_leans_on_it():
         for item in fit.constants:
             if item.relative:
                 assert names.index(item.relative) < names.index(name)
-                assert item.relative_constant in [constant.constant.name for constant in FITS[item.relative].constants]
+                assert item.constant.name in [constant.constant.name for constant in FITS[item.relative].constants]
 
 
 def test_the_table_counts_its_lines(runs):
     times = StepTimes(runs=runs).predict(range(len(runs)), {})
     table = judge([PredictedRun(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)])
-    assert len(table.lines["Megatron-LM on A100, Korthikanti"]) == 8
-    assert len(table.counted) == sum(len(errors) for title, errors in table.lines.items() if not title.startswith("("))
+    assert len(table.errors("Megatron-LM on A100, Korthikanti")) == 8
+    counted = sum(len(errors) for line, errors in table.lines.items() if line.counts and line is not EVERY)
+    assert len(table.lines[EVERY]) == counted
 
 
 @pytest.mark.slow
