@@ -302,7 +302,7 @@ def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     plan_words = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
     if any(parameter.name in plan_words and option in parameter.opts for parameter in command_of("predict").params):
         written = f"perfmodel predict {option} ... --save plan.yaml"
-        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+        return f"No such option: {option} ({verb} reads it from a plan file; write one with `{written}` or `perfmodel search`)"
     return ""
 
 

@@ -61,9 +61,10 @@ def limits(
 
     clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if config:
-        from perfmodel.verbs.configs import job_words, start_from
+        from perfmodel.verbs.configs import job_words, start_from, with_attention
 
-        asked = job_words(start_from(config, replace(asked, cluster=clusters), spelled=flag).plan, asked)
+        plan = start_from(config, replace(asked, cluster=clusters), spelled=flag).plan
+        asked, knobs = job_words(plan, asked), with_attention(knobs, plan)
         clusters = clusters or [asked.cluster]
     options.require(
         ("--model", asked.model, "a name from `perfmodel models` or a config.json"),

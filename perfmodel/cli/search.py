@@ -94,7 +94,7 @@ def search(
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.planner.rows import training_rows
     from perfmodel.verbs.confidence import interval_in
-    from perfmodel.verbs.configs import start_from
+    from perfmodel.verbs.configs import start_from, with_attention
     from perfmodel.verbs.objects import searches_object
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
     from perfmodel.verbs.searching import ALSO, check_frameworks
@@ -106,6 +106,7 @@ def search(
     asked_run = run.read()
     num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
+    knobs = with_attention(knobs, start.plan) if start is not None else knobs
     if ranking.by is not None or ranking.budget is not None:
         from perfmodel.cli.sizing import size
 
@@ -247,6 +248,7 @@ _SHOWN = ("job", "layers", "plan", "framework", "runs in", "based on")
 
 
 def _one_blocks(setting: Setting, result: TrainingSearch, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
+    from perfmodel.parallel.prediction import notes
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.search_tables import baselines_table, certainty_table, plans_table, rejected_table
     from perfmodel.report.searches import search_details, search_line, search_notes
@@ -278,4 +280,5 @@ def _one_blocks(setting: Setting, result: TrainingSearch, *, run: AskedRun | Non
         yield certainty_table(result)
     if output.verbose or not result.plans:
         yield rejected_table(result)
-    yield Notes([*setting.notes, *search_notes(result)], search_details(result))
+    warned = notes((result.plans or result.least_memory)[0]) if result.plans or result.least_memory else setting.notes
+    yield Notes([*warned, *search_notes(result)], search_details(result))

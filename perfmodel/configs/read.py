@@ -19,9 +19,9 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.request import Request, Service
 from perfmodel.workload.config import FIELDS, TransformerConfig
-from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.layer_specs import Experts, LatentAttention
 
-_MODEL, _EXPERTS = "model.", "experts."
+_MODEL, _EXPERTS, _LATENT = "model.", "experts.", "latent."
 #: Placeholder values, which another file or the framework fills in.
 _PLACEHOLDERS = (None, "auto", "none", "null", "")
 _WHOLE = {*(name for name, knob in words_of(Knobs).items() if knob.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
@@ -200,11 +200,16 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
     values = _given(facts, FIELDS, _MODEL)
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
+    mixer = {}
+    if facts.get("latent"):  # its norms are those of the latents
+        values["latent"] = _given(facts, (field.name for field in fields(LatentAttention)), _LATENT)
+        mixer = {"mixer": "latent"}
+        values.pop("qk_norm", None)
     if experts := _given(facts, (field.name for field in fields(Experts)), _EXPERTS):
         values["experts"] = experts
         if dense := facts.get("dense_layers"):
             rest = {"name": "layer", "count": values["num_hidden_layers"] - dense, "feed_forward": "experts"}
-            values["kinds"] = [{"name": "dense_layer", "count": dense}, rest]
+            values["kinds"] = [{"name": "dense_layer", "count": dense, **mixer}, {**rest, **mixer}]
     values = {"name": f"{table.name}-model", "architecture": "megatron", "source": f"sizes of a {table.framework} configuration", **values}
     model = read_model(values, "model")
     assert isinstance(model, TransformerConfig)

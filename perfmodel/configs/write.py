@@ -16,7 +16,7 @@ from typing import Any
 
 from perfmodel.configs.expressions import evaluate, filled
 from perfmodel.configs.tables import FactRule, FrameworkTable, WrittenFile, common_rules, names_of, sentences
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import format_bytes, format_step, format_time
@@ -125,8 +125,7 @@ def write_config(
     prediction   has the numbers in comments; None: no comments
     """
     launched_by = launcher_named(launcher)
-    given = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
-    names = names_of(table.framework, table.let, table.cannot, given)
+    names = _names(facts, table, stem)
     header = [f"{table.framework}, written by perfmodel"]
     if prediction is not None:
         plan, memory = prediction.plan, format_bytes(prediction.memory["total"])
@@ -156,6 +155,20 @@ def write_config(
     job = {"role": "", "command": command, "arguments": arguments, "configs": files, "notes": ()}
     files, notes = launch_files(launched_by, [job], header=header, names={**names, "configs": files or None})
     return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*sentences(table.lossy, names), *notes))
+
+
+def can_write(facts: Mapping[str, Any], table: FrameworkTable) -> bool:
+    """Return whether the framework can express the plan with these facts."""
+    try:
+        _names(facts, table, "plan")
+    except InputError:
+        return False
+    return True
+
+
+def _names(facts: Mapping[str, Any], table: FrameworkTable, stem: str) -> dict[str, Any]:
+    given = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
+    return names_of(table.framework, table.let, table.cannot, given)
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:

@@ -41,6 +41,8 @@ class ZeroRuns:
     zero_beside_axes         ZeRO stages with tp, cp, pp or ep, if the state could be sharded over data ranks or cp; without 0 (DDP),
                              replicas with such an axis need dp_shard above 1
     zero_of_split_backward   the same with a schedule that splits the backward pass
+    zero_of_offload          ZeRO stages of several chips with parameters in the host's memory
+    zero_of_ranks            ZeRO stages of several chips; those of `zero_of_offload` if parameters are offloaded
     """
 
     zero: tuple[int, ...]
@@ -48,6 +50,8 @@ class ZeroRuns:
     zero_of_replicas: tuple[int, ...]
     zero_beside_axes: tuple[int, ...] = ZERO_STAGES
     zero_of_split_backward: tuple[int, ...] = ZERO_STAGES
+    zero_of_offload: tuple[int, ...] = (2, 3)
+    zero_of_ranks: tuple[int, ...] = ZERO_STAGES
 
     def admits(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
@@ -184,6 +188,8 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
     "zero_of_split_backward": ZERO_STAGES,
+    "zero_of_offload": ZERO_STAGES,
+    "zero_of_ranks": ZERO_STAGES,
     "context_forms": CONTEXT_FORMS,
     "offloads": (*OFFLOADS, "optimizer,parameters"),
     "compressions": tuple(Compressor)[1:],
@@ -228,6 +234,8 @@ def not_runnable_reason(plan: Plan, profile: ExecutionProfile) -> str:
     if not stages.admits(zero, pipelined=pipelined, replicated=False):
         condition, others = (" with a pipeline", stages.zero_in_pipeline) if zero in stages.zero else ("", stages.zero)
         return f"zero={zero}: {framework} has ZeRO {_listed(others)} only{condition}"
+    if plan.num_chips > 1 and zero not in stages.zero_of_ranks:
+        return f"zero={zero}: {framework} offloads parameters with ZeRO {_listed(stages.zero_of_ranks)} only"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not stages.admits(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"

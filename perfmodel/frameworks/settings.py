@@ -148,6 +148,12 @@ def _switch(field: str, *, on: object = True, off: object = False) -> Change:
     return _options({True: {field: on}, False: {field: off}})
 
 
+def _parameter_offload(profile: ExecutionProfile, value: bool) -> ExecutionProfile:
+    """Set the offload of parameters, which a framework has with some ZeRO stages only."""
+    stages = profile.runs.sharding.zero_of_offload if value else ZERO_STAGES
+    return profile.having(offloads_parameters=value, runs=profile.runs.having(zero_of_ranks=stages))
+
+
 def _number(field: str, *, unit: float = 1.0) -> Change:
     """Return the change of a setting that is the number of an option in multiples of `unit`."""
     return lambda profile, value: profile.having(**{field: value * unit})
@@ -217,7 +223,7 @@ CHANGES: Mapping[str, Change] = {
     "checkpoint_offload": _switch("offloads_checkpoints"),
     "activation_offload": _switch("offloads_activations"),
     "optimizer_offload": _switch("offloads_optimizer"),
-    "parameter_offload": _switch("offloads_parameters"),
+    "parameter_offload": _parameter_offload,
     "fused_rmsnorm": _switch("rms_norm_traffic", on=1.0, off=EAGER_RMS_NORM),
     "compile": _compile,
     "cuda_graphs": _cuda_graphs,

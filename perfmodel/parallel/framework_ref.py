@@ -328,7 +328,7 @@ def flags_text(changes: Mapping[str, Any]) -> str:
     for name, value in changes.items():
         knob = name.replace("_", "-")
         if name in SETTING_NAMES:
-            flags.append(f"--setting {name}" if value is True else f"--setting {name}={value}")
+            flags.append(f"--setting {_text(name, value)}")
         elif isinstance(value, bool):
             flags.append(f"--{knob}" if value else f"--no-{knob}")
         else:

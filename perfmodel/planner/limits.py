@@ -20,6 +20,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.foundation.units import format_bytes
 from perfmodel.frameworks.profile import uncertainty_of_memory
+from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import chips_text, in_proportion
 from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.layout import divisors
@@ -359,7 +360,8 @@ def chip_counts(estimator: Estimator) -> list[int]:
     candidates: Sequence[int] = (*range(1, node := cluster.chips_per_node), *range(node, cluster.max_chips + 1, node))
     if cluster.pools:
         part = cluster.num_chips // math.gcd(*(pool.num_chips for pool in cluster.pools))
-        candidates = range(part, max(cluster.num_chips, min(pool.max_chips for pool in cluster.pools)) + 1, part)
+        most = max(cluster.num_chips, min(pool.max_chips for pool in cluster.pools))
+        candidates = [count for count in range(part, most + 1, part) if _has_whole_nodes(cluster, count)]
     for count in candidates:
         try:
             in_proportion(cluster, count)
@@ -367,6 +369,12 @@ def chip_counts(estimator: Estimator) -> list[int]:
             continue
         counts.append(count)
     return counts
+
+
+def _has_whole_nodes(cluster: Cluster, num_chips: int) -> bool:
+    """Return whether the pools of this number of chips, in proportion, are parts of one node or whole nodes."""
+    counts = ((pool.num_chips * num_chips // cluster.num_chips, pool.chips_per_node) for pool in cluster.pools)
+    return all(count <= node or count % node == 0 for count, node in counts)
 
 
 def _last(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfmodel.foundation.plain import picked
-from perfmodel.foundation.units import format_bytes, format_quantity, format_time
+from perfmodel.foundation.units import format_bytes, format_quantity, format_step
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import prediction_row, serving_row
 from perfmodel.parallel.serving_prediction import ServingPrediction
@@ -58,7 +58,7 @@ def time_text(metric: str, time: float) -> str:
     """Return the text of a time in its metric; a throughput is the inverse of the time."""
     if not math.isfinite(time):
         return "-"
-    return f"{1.0 / time:,.0f} tokens/s a chip" if metric == _THROUGHPUT else format_time(time)
+    return f"{1.0 / time:,.0f} tokens/s a chip" if metric == _THROUGHPUT else format_step(time)
 
 
 def exploration_table(exploration: Exploration) -> Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
-from perfmodel.configs.write import facts_of_plan, write_config
+from perfmodel.configs.write import can_write, facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
@@ -30,6 +30,8 @@ from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
 #: Smallest gain of a shown change, as a share of the step time.
 LEAST_GAIN = 0.005
+#: Plans of a search that are tried in the framework's options.
+_SEARCHED = 10
 
 
 @takes(
@@ -64,14 +66,18 @@ def advise_on(
         profile = framework_named(setting.estimator.profile.name)
         table = next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
     current = predict_in(setting, placed(plan, setting), **memory)
+
+    def is_written(plan: Plan) -> bool:
+        return table is None or not table.outputs or can_write(_facts(plan, setting, start), table)
+
     report(0.1)
     remedies = () if current.fits else remedies_in(setting, current.plan, **rule)
+    remedies = tuple(remedy for remedy in remedies if is_written(remedy.prediction.plan)) or remedies
     report(0.3)
     changes = _helpful(setting, current, table, rule)
     report(0.6)
-    search = search_in(setting, Knobs(), {}, top=1, also=(), **rule)
+    best = _best(setting, current, is_written, rule)
     report(1.0)
-    best = search.plans[:1]
     helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in SETTING_NAMES}
     if best and helpful and (prediction := _with_settings(best[0].plan, helpful, memory)) is not None:
         best = (prediction,) if prediction.fits and prediction.step_time < best[0].step_time else best
@@ -88,6 +94,30 @@ def advise_on(
         remedies=remedies,
         notes=(*notes, *setting.notes),
     )
+
+
+def _best(setting: Setting, current: Prediction, is_written: Callable[[Plan], bool], rule: Mapping[str, Any]) -> tuple[Prediction, ...]:
+    """Return the fastest plan of a search, with the current plan's offloads and kernel of attention and without; empty if none fits.
+
+    A plan that the framework's options express comes before faster ones that they do not.
+    """
+    settings = [setting]
+    if offloads := _without_offloads(current.plan):
+        settings.append(setting_of_plan(current.plan, settings=offloads))
+    knobs = [Knobs()]
+    if current.plan.attention != setting.estimator.profile.kernels.default_attention:
+        knobs.append(Knobs(attention=str(current.plan.attention)))
+    best: list[tuple[bool, float, Prediction]] = []
+    for searched, held in product(settings, knobs):
+        plans = search_in(searched, held, {}, top=_SEARCHED, also=(), **rule).plans
+        written = (plan for plan in plans if is_written(plan.plan))
+        best += [(not is_written(plan.plan), plan.step_time, plan) for plan in (next(written, None) or plan for plan in plans[:1])]
+    return tuple(plan for *_, plan in sorted(best, key=lambda entry: entry[:2])[:1])
+
+
+def _without_offloads(plan: Plan) -> dict[str, bool]:
+    """Return the settings that switch off the offloads of a plan."""
+    return {name: False for name in OFFLOADS.values() if plan.framework.settings.get(name)}
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
@@ -136,7 +166,7 @@ def _turned_settings(
     settings = {**common_rules()["to_try"], **({"attention_kernel": kernel} if kernel else {})}
     free = {name: value for name, value in settings.items() if name not in stated or name == "attention_kernel"}
     tried = {name: value for name, value in free.items() if table is not None and table.can_set(name, value)}
-    for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
+    for name, value in {**tried, **_without_offloads(current.plan)}.items():
         if (prediction := _with_settings(current.plan, {name: value}, memory)) is None:
             continue
         alone = _advised(current, {name: value}, prediction)
@@ -146,7 +176,8 @@ def _turned_settings(
             yield alone
         for change in single:
             both = _with_settings(change.prediction.plan, {name: value}, memory)
-            if both is not None and both.fits and both.step_time < min(_step_time(alone), _step_time(change)) * (1 - LEAST_GAIN):
+            fitting = [_step_time(one) for one in (alone, change) if one.prediction.fits]
+            if both is not None and both.fits and both.step_time < min(fitting) * (1 - LEAST_GAIN):
                 yield _advised(current, {**change.changes, name: value}, both, change.changed)
 
 
@@ -159,8 +190,7 @@ def _difference(
     """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
-    distributed = start.setup.facts.get("distributed") if start.setup is not None else None
-    facts = [facts_of_plan(plan, setting.cluster) | {"distributed": distributed} for plan in (before, after)]
+    facts = [_facts(plan, setting, start) for plan in (before, after)]
     notes: tuple[str, ...] = ()
     options = [_read_as(plan_facts, start, table) for plan_facts in facts]
     if table.outputs:
@@ -171,6 +201,12 @@ def _difference(
     old, new = options
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return tuple(OptionChange(option=name, before=old.get(name), after=new.get(name)) for name in changed), notes
+
+
+def _facts(plan: Plan, setting: Setting, start: Start) -> dict[str, Any]:
+    """Return the facts of a plan, started as the configuration starts it."""
+    distributed = start.setup.facts.get("distributed") if start.setup is not None else None
+    return facts_of_plan(plan, setting.cluster) | {"distributed": distributed}
 
 
 def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> dict[str, Any]:

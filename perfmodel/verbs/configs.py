@@ -14,6 +14,7 @@ from perfmodel.foundation.files import read_text, read_yaml
 from perfmodel.foundation.values import read_integer
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
@@ -126,6 +127,12 @@ def job_words(plan: Plan, asked: Request) -> Request:
     names = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile")
     completed = replace(asked, **{name: job_fields[name] for name in names if getattr(asked, name) in (None, [], "")})
     return replace(completed, settings={**plan.framework.settings, **stated_settings(asked)})
+
+
+def with_attention(knobs: Knobs, plan: Plan) -> Knobs:
+    """Return the knobs of a search that starts from a plan: fused attention stays, where the profile's default would be unfused."""
+    keeps = knobs.attention is None and plan.attention is AttentionKernel.FLASH
+    return replace(knobs, attention=str(AttentionKernel.FLASH)) if keeps else knobs
 
 
 def served_from(path: Name, service: Service, *, is_searched: bool = False) -> tuple[Service, ConfigSetup | None]:

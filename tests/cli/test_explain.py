@@ -49,7 +49,7 @@ def test_what_takes_a_plan_says_how_to_get_one(typed, call):
     verb, flag = typed.split()[0], typed.split()[-2]
     assert code == 2
     assert (
-        f"No such option: {flag} ({verb} takes the file of a plan, which says that; `perfmodel predict {flag} ... --save plan.yaml`" in err
+        f"No such option: {flag} ({verb} reads it from a plan file; write one with `perfmodel predict {flag} ... --save plan.yaml`" in err
     )
     assert "Possible options: --why-not" in call("explain", "--why-no", "tp=2")[2]
 

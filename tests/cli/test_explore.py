@@ -72,3 +72,9 @@ def test_bad_input_is_one_sentence(call, words, sentence):
     code, _, err = call(*words)
     assert code == 2
     assert sentence in err
+
+
+def test_steps_above_a_minute_are_in_seconds_as_in_predict(call):
+    job = ("--model", "llama-3-70b", "--cluster", "dgx-h100", "--chips", 64, "--global-batch", 512, "--seq-len", "8k", "--pp", 2)
+    _, out, _ = call("explore", *job, "--profile", "megatron", "--vary", "plan.tp=4,8")
+    assert " min" not in out

@@ -408,3 +408,11 @@ def test_the_step_time_of_a_chip_without_kernel_tables_has_its_interval_unasked(
         for plan in call_json("search", *cluster, *job)["plans"]:
             assert ("step_time_low" in plan) is shown
             assert not shown or plan["step_time_low"] < plan["step_time"] < plan["step_time_high"]
+
+
+def test_a_search_prints_the_warnings_of_its_best_plan(call):
+    job = ("--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--profile", "megatron", "--top", 1)
+    _, out, _ = call("search", *job, "--seq-len", "16k", "--global-batch", 8)
+    assert "seq_len=16384 is beyond the 8192 positions of llama-3-8b" in " ".join(out.split())
+    _, out, _ = call("search", *job, "--seq-len", "1M", "--global-batch", 1)
+    assert "is beyond the 8192 positions" in " ".join(out.split()), "also where nothing fits"

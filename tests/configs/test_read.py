@@ -345,3 +345,23 @@ def test_a_table_lists_what_its_configuration_can_set(name, fact, value, can):
 def test_a_model_in_place_of_a_launch_line_is_named_as_such():
     with pytest.raises(InputError, match=r"^llama-3-70b: is a model; give it as --model llama-3-70b$"):
         served_from("llama-3-70b", Service())
+
+
+def test_latent_attention_of_a_megatron_launch_line_is_read(tmp_path):
+    """The model of DeepSeek-V3 by Megatron's options: without the sizes of its latents it would be multi-head attention."""
+    line = (
+        "torchrun --nproc_per_node 8 --nnodes 64 pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 16 "
+        "--expert-model-parallel-size 16 --sequence-parallel --num-layers 61 --hidden-size 7168 --num-attention-heads 128 "
+        "--ffn-hidden-size 18432 --moe-ffn-hidden-size 2048 --num-experts 256 --moe-router-topk 8 "
+        "--moe-shared-expert-intermediate-size 2048 --multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --v-head-dim 128 "
+        "--qk-layernorm --moe-layer-freq ([0]*3+[1]*58) --seq-length 4096 --micro-batch-size 1 --global-batch-size 2048 --bf16 --swiglu "
+        "--normalization RMSNorm --untie-embeddings-and-output-weights --position-embedding-type rope --vocab-size 129280 "
+        "--recompute-granularity selective "
+        "--recompute-modules mla_up_proj --disable-bias-linear --mtp-num-layers 1 --decoder-first-pipeline-num-layers 4 "
+        "--decoder-last-pipeline-num-layers 1"
+    )
+    model = perfmodel.predict(write(tmp_path, "deepseek.sh", line), cluster="dgx-h100").plan.job.transformer
+    shipped = perfmodel.load_model("deepseek-v3")
+    assert model.num_active_parameters == pytest.approx(shipped.num_active_parameters, rel=1e-5)
+    assert model.parts.latent == shipped.parts.latent
+    assert (model.num_mtp_layers, [kind.mixer for kind in model.parts.kinds]) == (1, ["latent", "latent"])

@@ -29,9 +29,9 @@ def _hybrid(rows: LayoutRows) -> Cells:
 def admitted_zero(stages: ZeroRuns, rows: LayoutRows, zero: int) -> Cells:
     """Return the layouts for which the framework has this ZeRO stage."""
     some, every = (stages.admits(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
-    admitted = np.where(_hybrid(rows), some, every)
-    alone, sharded = (stages.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
-    return admitted & (~with_other_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
+    admitted = np.where(_hybrid(rows), some, every) & ((rows.num_chips == 1) | (zero in stages.zero_of_ranks))
+    replicas, sharded = (stages.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
+    return admitted & (~with_other_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), replicas, sharded))
 
 
 def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher: Dispatcher, *, zero: int, seq_len: int) -> Cells:

@@ -306,6 +306,10 @@ class LayoutRows:
     def __len__(self) -> int:
         return len(self.tp)
 
+    @property
+    def num_chips(self) -> NDArray[np.int64]:
+        return np.asarray(self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp)
+
     def select(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> LayoutRows:
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in LAYOUT_COLUMNS}
         return replace(self, **columns)

@@ -53,6 +53,8 @@ def zero_parts(stages: ZeroRuns, tables: Tables, rows: LayoutRows, rule: int) ->
             continue
         if not stages.admits(zero, pipelined=pp > 1, replicated=False):
             continue
+        if zero not in stages.zero_of_ranks and rows.num_chips[0] > 1:
+            continue
         if by_axes and not stages.admits_axes(zero, replicas_alone=False):
             continue
         # 0 and 1 admit stage 0, 1 to 3 the others; with dp_shard=1, all data ranks of a layout are replicas
