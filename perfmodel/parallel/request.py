@@ -6,7 +6,7 @@ The readers of values are imported when the first value is read: `perfmodel pred
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,14 @@ class Request:
         "Probability of running out of memory that a plan that fits may have", otherwise=f"{DEFAULT_RISK:.0%} if left out",
         metavar="SHARE", takes="float | str",
     )  # fmt: skip
+
+    def having(self, **words: Any) -> Request:
+        """Return the request with these words, after reading, in place of its own."""
+        known = words_of(Request)
+        for name, value in words.items():
+            if (read := known[name].read) is not None and value is not None:
+                words[name] = read(value, name)
+        return replace(self, **words)
 
     def described(self) -> dict[str, Any]:
         """Return the given values as plain data, without those that were left out."""

@@ -186,7 +186,8 @@ def explore_waterfall(
 
 
 def _at(system: System, **words: Any) -> System:
-    return replace(system, asked=replace(system.asked, **words))
+    asked = system.asked
+    return replace(system, asked=asked.having(**words) if isinstance(asked, Request) else replace(asked, **words))
 
 
 _Change = tuple[str, str, str, Callable[[System], System]]
