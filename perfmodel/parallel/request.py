@@ -230,6 +230,10 @@ class ServingRequest:
     )  # fmt: skip
     calibration: Any = _calibration(is_last=True)
 
+    def having(self, **words: Any) -> ServingRequest:
+        """Return the request with these words in place of its own; the setting of the service reads them."""
+        return replace(self, **words)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Service:

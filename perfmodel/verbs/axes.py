@@ -189,13 +189,8 @@ def _writer(*path: str) -> Callable[[Any, Any], Any]:
 
 
 def _word_writer(name: str) -> Callable[[System, Any], System]:
-    """Return the setter of a word of the request; those of services are read by their setting."""
-
-    def put(at: System, value: Any) -> System:
-        words = {name: value}
-        return replace(at, asked=at.asked.having(**words) if isinstance(at.asked, Request) else replace(at.asked, **words))
-
-    return put
+    """Return the setter of a word of the request."""
+    return lambda at, value: replace(at, asked=at.asked.having(**{name: value}))
 
 
 def _model_axis(name: str) -> AxisField:

@@ -186,8 +186,7 @@ def explore_waterfall(
 
 
 def _at(system: System, **words: Any) -> System:
-    asked = system.asked
-    return replace(system, asked=asked.having(**words) if isinstance(asked, Request) else replace(asked, **words))
+    return replace(system, asked=system.asked.having(**words))
 
 
 _Change = tuple[str, str, str, Callable[[System], System]]
