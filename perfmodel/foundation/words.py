@@ -50,7 +50,6 @@ class Word:
     choices           enumeration of a closed choice
     is_searched       whether a search varies it
     is_shorthand      whether it stands for other words, which files hold instead
-    is_varied         whether a verb that varies knobs takes several values of it
     is_last           whether it comes after the words of the other parts of a record
     in_files          default in a file that leaves it out; None: no default
     """
@@ -72,10 +71,14 @@ class Word:
     missing: str = ""
     choices: type[StrEnum] | None = None
     is_searched: bool = False
-    is_varied: bool = False
     is_shorthand: bool = False
     is_last: bool = False
     in_files: Any = None
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether a verb that varies knobs takes several values of it."""
+        return self.is_searched and self.kind is not bool
 
     def values(self, given: object, name: str) -> list[Any]:
         """Return the given values, one or several, before they are read."""
@@ -103,8 +106,7 @@ def reader(module: str, function: str) -> Read:
 
 def word(help: str, *, default: object = None, **more: Any) -> Any:
     """Return a field of a record of words."""
-    is_varied = more.get("is_searched", False) and more.get("kind") is not bool
-    return field(default=default, metadata={"word": Word(help=help, is_varied=is_varied, **more)})
+    return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
 def size(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:

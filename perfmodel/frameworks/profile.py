@@ -283,7 +283,7 @@ def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
     A fitted profile has that of the profile from which it started. Measured peaks reduce that of an unknown framework towards that of a
     known one, as far as they determine the allocator's reserved memory (`memory_known`).
     """
-    known, unknown = map(_shipped_uncertainties().__getitem__, (KNOWN, UNKNOWN))
+    known, unknown = map(shipped_memory_uncertainties().__getitem__, (KNOWN, UNKNOWN))
     if profile.known_as != GENERIC:
         return known
     share = profile.fitted.memory_known
@@ -297,17 +297,13 @@ def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
     )
 
 
-def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, MemoryUncertainty]:
-    """Return the memory uncertainties by kind: the shipped ones, or those of a file."""
-    return _shipped_uncertainties() if path is None else _read_uncertainties(Path(path))
-
-
 @lru_cache(maxsize=1)
-def _shipped_uncertainties() -> Mapping[str, MemoryUncertainty]:
-    return _read_uncertainties(resource_dir("strategies") / "memory_uncertainty.yaml")
+def shipped_memory_uncertainties() -> Mapping[str, MemoryUncertainty]:
+    """Return the shipped memory uncertainties by kind."""
+    return read_memory_uncertainties(resource_dir("strategies") / "memory_uncertainty.yaml")
 
 
-def _read_uncertainties(path: Path) -> Mapping[str, MemoryUncertainty]:
+def read_memory_uncertainties(path: Path) -> Mapping[str, MemoryUncertainty]:
     from perfmodel.foundation.files import read_yaml
 
     try:

@@ -6,7 +6,7 @@ The readers of values are imported when the first value is read: `perfmodel pred
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,14 @@ class Request:
         metavar="SHARE", takes="float | str",
     )  # fmt: skip
 
+    def having(self, **words: Any) -> Request:
+        """Return the request with these words, after reading, in place of its own."""
+        known = words_of(Request)
+        for name, value in words.items():
+            if (read := known[name].read) is not None and value is not None:
+                words[name] = read(value, name)
+        return replace(self, **words)
+
     def described(self) -> dict[str, Any]:
         """Return the given values as plain data, without those that were left out."""
         values: dict[str, Any] = {}
@@ -221,6 +229,10 @@ class ServingRequest:
         takes="Mapping[str, float | str]", repeats=True, is_last=True,
     )  # fmt: skip
     calibration: Any = _calibration(is_last=True)
+
+    def having(self, **words: Any) -> ServingRequest:
+        """Return the request with these words in place of its own; the setting of the service reads them."""
+        return replace(self, **words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -79,7 +79,7 @@ def axes_of(system: System) -> dict[str, AxisField]:
     for group, record in (("job", "asked"), ("plan", "knobs")):
         for name in words_of(type(getattr(system, record))):
             if name not in _NO_AXIS:
-                put = _with_chips if name == "chips" else _writer(record, name)
+                put = _with_chips if name == "chips" else _word_writer(name) if record == "asked" else _writer(record, name)
                 axes[f"{group}.{name}"] = AxisField(get=attrgetter(f"{record}.{name}"), put=put)
     return axes
 
@@ -186,6 +186,11 @@ def _value(text: str, field: AxisField, present: object, name: str) -> Any:
 def _writer(*path: str) -> Callable[[Any, Any], Any]:
     """Return the setter of a field of a record, or of records in it."""
     return lambda record, value: _replaced(record, path, value)
+
+
+def _word_writer(name: str) -> Callable[[System, Any], System]:
+    """Return the setter of a word of the request."""
+    return lambda at, value: replace(at, asked=at.asked.having(**{name: value}))
 
 
 def _model_axis(name: str) -> AxisField:

@@ -186,7 +186,7 @@ def explore_waterfall(
 
 
 def _at(system: System, **words: Any) -> System:
-    return replace(system, asked=replace(system.asked, **words))
+    return replace(system, asked=system.asked.having(**words))
 
 
 _Change = tuple[str, str, str, Callable[[System], System]]

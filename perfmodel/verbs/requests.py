@@ -55,13 +55,10 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
             raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
     asked: dict[str, list[Any]] = {}
     for name, word in words_of(Request).items():
-        value = getattr(given, name)
-        if not word.several:
-            continue
-        if value is None or word.read is None:
-            asked[name] = [] if value is None else names_in(value)
-            continue
-        asked[name] = list(map(word.read, word.values(value, name), repeat(name)))
+        if word.several:
+            asked[name], value = [], getattr(given, name)
+        if word.several and value is not None:
+            asked[name] = [*map(word.read, word.values(value, name), repeat(name))] if word.read else names_in(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")

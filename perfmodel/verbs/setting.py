@@ -239,15 +239,14 @@ def file_reference(name: Name) -> str:
 def stated_settings(asked: Request) -> dict[str, Any]:
     """Return the settings that a request states, by the word of settings and by words of their own."""
     settings: dict[str, Any] = {} if asked.settings is None else read_settings(asked.settings)
-    if asked.cp_form is None and asked.offload is None and asked.gradient_compression is None:
-        return settings
+    words: dict[str, Any] = {}
     if asked.cp_form is not None:
-        settings |= {"cp_form": read_context_form(asked.cp_form, "cp_form")}
+        words["cp_form"] = read_context_form(asked.cp_form, "cp_form")
     if asked.offload is not None:
-        settings |= {OFFLOADS[name]: True for name in read_offloads(asked.offload)}
+        words |= {OFFLOADS[name]: True for name in read_offloads(asked.offload)}
     if asked.gradient_compression is not None:
-        settings["gradient_compression"] = read_compression(asked.gradient_compression)
-    return read_settings(settings)
+        words["gradient_compression"] = read_compression(asked.gradient_compression)
+    return read_settings(settings | words) if words else settings
 
 
 def make_job(

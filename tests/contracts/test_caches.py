@@ -16,7 +16,6 @@ CONSTANTS = {
     "foundation/resources.py: resource_dir": "shipped folder by name",
     "foundation/schema.py: model_of": "model of the files of a class",
     "foundation/words.py: part_of_word": "parts of a class by word",
-    "foundation/words.py: words_of": "words of a class",
     "foundation/words.py: parts_of": "parts of a class",
     "frameworks/profile.py: _shipped_profile": "shipped profile by name",
     "frameworks/releases.py: load_releases": "shipped recipes by framework",

@@ -8,7 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.fitting.read import read_rows
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_memory_uncertainties, load_profile, uncertainty_of_memory
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_profile, shipped_memory_uncertainties, uncertainty_of_memory
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.confidence import interval_in
@@ -75,7 +75,7 @@ def test_without_a_step_time_the_interval_is_that_of_the_framework(fit):
 
 
 def test_peaks_make_the_memory_of_an_unknown_framework_surer(tmp_path):
-    known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
+    known, unknown = (shipped_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
     fit = perfmodel.fit_runs(peaks(load_profile("generic")), save=tmp_path / "mine.yaml")
     uncertainty = uncertainty_of_memory(fit.profile)
     assert known.scale < uncertainty.scale < unknown.scale

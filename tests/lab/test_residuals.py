@@ -15,7 +15,7 @@ from lab.residuals import (
     scatter_of_medians,
     with_left_out,
 )
-from perfmodel.frameworks.profile import KNOWN, UNKNOWN, load_memory_uncertainties
+from perfmodel.frameworks.profile import KNOWN, UNKNOWN, read_memory_uncertainties, shipped_memory_uncertainties
 from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.validate import CasePredictor
@@ -111,7 +111,7 @@ def test_the_scatter_of_medians_is_about_nothing():
 
 @pytest.mark.slow
 def test_with_runs_that_failed_the_uncertainties_of_memory_are_written_too(folder):
-    uncertainties = load_memory_uncertainties(folder / "memory_uncertainty.yaml")
+    uncertainties = read_memory_uncertainties(folder / "memory_uncertainty.yaml")
     assert uncertainties[KNOWN].scale <= uncertainties[UNKNOWN].scale
     assert "and 1 that ran out of memory" in uncertainties[UNKNOWN].rests_on
 
@@ -120,7 +120,7 @@ def test_with_runs_that_failed_the_uncertainties_of_memory_are_written_too(folde
 def test_the_shipped_uncertainties_of_memory_follow_from_published_runs():
     cases = [case for path in sorted(GOLDEN.glob("published_*.jsonl.gz")) for case in read_cases(path)]
     for kind, uncertainty in memory_uncertainties(cases).items():
-        shipped = load_memory_uncertainties()[kind]
+        shipped = shipped_memory_uncertainties()[kind]
         assert (shipped.centre, shipped.scale) == (
             pytest.approx(uncertainty.centre, abs=0.01),
             pytest.approx(uncertainty.scale, abs=0.01),

@@ -3,7 +3,7 @@
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.exporting import runs_in
-from perfmodel.verbs.requests import setting_of_request
+from perfmodel.verbs.requests import make_requests, setting_of_request
 from perfmodel.verbs.setting import plan_in
 
 
@@ -11,7 +11,8 @@ def test_plans_without_a_framework_name_those_that_run_them():
     job = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 16, "global_batch": 64, "seq_len": 4096}
 
     def running(**words):
-        setting = setting_of_request(Request(**job | {name: words.pop(name) for name in ("train", "profile") if name in words}))
+        asked = Request(**job | {name: words.pop(name) for name in ("train", "profile") if name in words})
+        setting = setting_of_request(make_requests(asked)[0])
         return runs_in(setting, plan_in(setting, Knobs(**words)))
 
     assert running(tp=2, profile="megatron") is None

@@ -1,9 +1,9 @@
-"""The table of model families: every name in it is known, and its grammar means what `families.py` documents."""
+"""The table of model families: every name in it is known, and its grammar means what `huggingface.py` documents."""
 
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload import families as reader
+from perfmodel.workload import huggingface as reader
 from perfmodel.workload.config import FIELDS
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.family_rules import LAYERS, RULES

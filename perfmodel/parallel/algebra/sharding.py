@@ -247,10 +247,11 @@ def join_gradients(gradients: list[Layout]) -> list[Layout]:
     Gradients with equal cuts become one, partial wherever any of them is: the others are promoted from whole to partial
     (divided by n, free). Gradients with different cuts are redistributed separately.
     """
-    partial: dict[tuple[tuple[str, ...], ...], frozenset[str]] = {}
+    joined: dict[tuple[tuple[str, ...], ...], Layout] = {}
     for layout in gradients:
-        partial[layout.cuts] = partial.get(layout.cuts, frozenset()) | layout.partial
-    return [Layout(cuts=cuts, partial=axes) for cuts, axes in partial.items()]
+        known = joined.get(layout.cuts, layout)
+        joined[layout.cuts] = layout if known is layout else Layout(cuts=layout.cuts, partial=known.partial | layout.partial)
+    return [*joined.values()]
 
 
 # --- collectives on bit masks (R8 to R10) -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.degrees import admits, broken
+from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rule_faults import faults_of
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, list_rule_sets, load_rule_set, rule_set_from_dict
 from perfmodel.workload.models import load_model
@@ -80,13 +81,15 @@ def test_bad_rules_are_refused(data, words):
     ids=str,
 )
 def test_rules_that_no_operator_can_follow(rules, words):
+    shardings = apply_rules(graph(), rule_set_from_dict({"rules": rules}))
     with pytest.raises(InputError, match=words):
-        apply_rules(graph(), rule_set_from_dict({"rules": rules}))
+        derive(graph(), shardings)
 
 
 def test_keys_may_not_be_cut_in_unfused_attention_either():
+    shardings = apply_rules(graph(attention="unfused"), rule_set_from_dict({"rules": {"s_key": ["cp"]}}))
     with pytest.raises(InputError, match="softmax"):
-        apply_rules(graph(attention="unfused"), rule_set_from_dict({"rules": {"s_key": ["cp"]}}))
+        derive(graph(attention="unfused"), shardings)
 
 
 def test_loading_says_what_there_is(tmp_path):
