@@ -147,9 +147,8 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     sizes, lengths = column_of([plan.micro_batch for plan in rows]), column_of([plan.job.seq_len for plan in plans])
     once = _Once(estimator=estimator, is_single=first.assignment is not None or grid.num_rows * len(lengths) == 1)
     if once.is_single and first.assignment is None:  # the program of an assignment belongs to one mesh
-        depends_on = microbatch_depends_on(grid, profile), parameters_depend_on(grid)
-        microbatch, layout = (tuple(np.concatenate(columns).tolist()) for columns in depends_on)
-        once = replace(once, microbatch=microbatch, layout=layout)
+        microbatch, layout = np.concatenate(microbatch_depends_on(grid, profile)), np.concatenate(parameters_depend_on(grid))
+        once = replace(once, microbatch=tuple(microbatch.tolist()), layout=tuple(layout.tolist()))
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
     )

@@ -19,7 +19,6 @@ from perfmodel.cost.memory.plan import (
     RankMemory,
     RankMemoryTerms,
     adding_up,
-    entries,
     entries_of,
     fullest_by_class,
     memory_by_class,
@@ -164,9 +163,10 @@ class Estimator:
             "peak_flop_rate": peak,
             "memory_capacity": machine.memory.capacity,
         }
-        parts, usable = step_parts(self, first, row.columns, number), entries(machine.memory.usable, number)
+        parts = step_parts(self, first, row.columns, number)
+        usable, held = zip(*entries_of((machine.memory.usable, host_memory(self, plans, row)), number), strict=True)
         memories = memory_fields(self, first, row.memory_row, memory_rule(memory_headroom, risk), usable)
-        based, price, held = rests_on(machine, parts[0]), self.cluster.chip.price_per_hour, entries(host_memory(self, plans, row), number)
+        based, price = rests_on(machine, parts[0]), self.cluster.chip.price_per_hour
         predictions = []
         for i, values in enumerate(entries_of(columns.values(), number)):
             fields = {**dict(zip(columns, values, strict=True)), **memories[i], "rests_on": based, "not_runnable": reasons[id(plans[i])]}
@@ -376,9 +376,9 @@ def step_parts(
     """
     stages, regions = columns.plans.stages, columns.regions
     pass_times = [*map(scalar, plus(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)))]
-    critical = [by_rank.index(max(by_rank)) for by_rank in entries_of(pass_times, number)]
+    critical = np.argmax(entries_of(pass_times, number), axis=1).tolist()
     parts: list[dict[str, float]] = [{}] * number
-    steps = entries(scalar(columns.step_time), number)
+    steps = np.broadcast_to(scalar(columns.step_time), number).tolist()
     for slowest in set(critical):
         detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
         for i, times in enumerate(entries_of(detail.values(), number)):

@@ -83,7 +83,7 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
     if profile.timing.host_layer_time_per_tp_across_nodes > 0:
         columns.append(pipeline_crosses_nodes(grid))
     for tier in grid.inside:
-        columns += [tier[axis] for axis in _FINE_INNER]
+        columns += map(tier.__getitem__, _FINE_INNER)
     folded = [axis for axis in EXPERT_AXES if axis in grid.fine]
     for sizes in (grid.fine, *grid.inside) if folded else ():
         columns += [sizes[axis] for axis in folded]

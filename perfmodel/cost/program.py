@@ -464,7 +464,8 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
             share = max(0.0, (getattr(profile.kernels, kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
             forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
         if op.backward:
-            backward += sum(operand.tensor in graph.trained for operand in op.inputs)
+            for operand in op.inputs:
+                backward += operand.tensor in graph.trained
         if parts.get(op.name) in scope:
             share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
             forward, backward = share * forward, share * backward

@@ -34,13 +34,14 @@ DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 #: Data axes and the part of them that experts may take: a micro-batch is counted for each of their ranks.
 BATCH_AXES = DATA_AXES | {"dp_ep"}
 
-_PRODUCT = ("batch", "m", "n", "k")
+#: Sizes of a product [m, k] x [k, n].
+PRODUCT = ("batch", "m", "n", "k")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
 #: Sizes of a piece of work that are columns of its row.
-_SIZES: dict[type, tuple[str, ...]] = {Product: _PRODUCT, FusedAttention: _ATTENTION, CacheAttention: ("heads", "kv_heads")}
+_SIZES: dict[type, tuple[str, ...]] = {Product: PRODUCT, FusedAttention: _ATTENTION, CacheAttention: ("heads", "kv_heads")}
 #: Kind of rows -> their columns.
 _COLUMNS = {
-    **dict.fromkeys(("matmul", "grouped", "low", "low_grouped", "convolution"), (*_PRODUCT, "mesh")),
+    **dict.fromkeys(("matmul", "grouped", "low", "low_grouped", "convolution"), (*PRODUCT, "mesh")),
     "attention": (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward"),
     "streaming": ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across"),
     "traffic": ("kind", "group", "amount", "copies", "counted"),
@@ -414,4 +415,4 @@ def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     )
 
 
-__all__ = ["Amounts", "CachedRow", "ExpertsRow", "RowCompiler", "Rows", "TimedRows", "plain_rows"]
+__all__ = ["PRODUCT", "Amounts", "CachedRow", "ExpertsRow", "RowCompiler", "Rows", "TimedRows", "plain_rows"]

@@ -136,7 +136,7 @@ def block_rows(regions: Regions) -> NDArray[np.bool_]:
 
 def inner_regions(regions: Regions) -> range:
     """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
-    blocks = [i for i, region in enumerate(regions) if region.is_block]
+    blocks = np.flatnonzero(block_rows(regions)).tolist()
     return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
 
 

@@ -159,7 +159,7 @@ class _Forward:
                 # a view replaces the tensor that it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
                 self.live[source] = reading[0] if reading else number(size), times
-            self.note(*self.group_terms[op.group], *self.terms.streamed(op))
+            self.note(*self.group_terms[op.group], *(self.terms.streamed(op) if op.streamed else ()))
             for operand in inputs:
                 name = storage.get(operand.tensor, operand.tensor)
                 if name != source:
@@ -416,7 +416,7 @@ class _Backward:
         if op.kind == "embedding":
             # the gradient of tokens whose rows are on other ranks is masked, in a copy
             terms.append(number(self.terms.size(op, op.output), sharded.left[op.output.tensor].partial))
-        return [*terms, *2 * self.terms.streamed(op)]  # keys and values, and their gradients
+        return [*terms, *2 * self.terms.streamed(op)] if op.streamed else terms  # keys and values, and their gradients
 
     def arrive(self, operand: Operand, storage: _Storage) -> None:
         """Accumulate a gradient of a tensor into those of its other consumers."""
