@@ -334,9 +334,10 @@ def parameter_time(
     if ("publish", "step") in happens:
         reduction = reduction + profile.timing.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
-        # sums over tp are exposed: the reduction over the data axes depends on them
-        exposed_sums = slowest_stage(stage_sums(sums, stages))
-        reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
+        if ("sum", times) in happens:
+            # sums over tp are exposed: the reduction over the data axes depends on them
+            exposed_sums = slowest_stage(stage_sums(sums, stages))
+            reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
 
 

@@ -159,7 +159,7 @@ class Estimator:
             "tokens_per_second_per_chip": tokens / time / num_chips,
             "mfu_palm": palm * scale,
             "mfu_causal": causal * scale,
-            "hfu": executed_flops(self, plans, row) / (time * num_chips * peak),
+            "hfu": executed_flops(self, first, row, num_chips) / (time * num_chips * peak),
             "peak_flop_rate": peak,
             "memory_capacity": machine.memory.capacity,
         }
@@ -339,14 +339,12 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
-def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
-    """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
-    plan, columns = plans[0], row.columns.plans
+def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow, num_chips: Column) -> Column:
+    """Return the executed FLOPs of all chips in one step of plans like `plan`, with recomputation. [FLOP]"""
+    columns = row.columns.plans
     flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program, estimator.profile, plan.recompute)
     total = region_sum(tuple(flops[0] + flops[1]), columns.stages.total_sum)
-    num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
-    ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
-    return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
+    return scalar(total) * scalar(columns.num_microbatches) * (num_chips / plan.layout.pp)
 
 
 #: Parts of a step in display order. They sum to the step time.

@@ -132,7 +132,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         tokens_per_second_per_chip=per_second,
         mfu_palm=palm * per_second / peak,
         mfu_causal=causal * per_second / peak,
-        hfu=scalar(executed_flops(estimator, [plan], columns)) / (time * plan.num_chips * peak),
+        hfu=scalar(executed_flops(estimator, plan, columns, float(plan.num_chips))) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
         memory_capacity=host.machine.memory.capacity,
         rests_on=rests_on(machine, parts),

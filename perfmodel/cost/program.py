@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,8 +293,9 @@ class _Compilation:
         seen: set[tuple[str, object]] = set()
         is_sharded = self.profile.activations.saved_input_layout == "producer"
         for op in self.graph.operators if is_sharded else ():
+            saved_operands = set(map(attrgetter("of"), op.saved))
             for i in range(len(op.inputs)) if op.is_product or op.is_attention else ():
-                if not any(saved.of == i for saved in op.saved):
+                if i not in saved_operands:
                     continue
                 tensor, target = op.inputs[i].tensor, self.run.needed[op.name, i]
                 source = self.run.left.get(tensor)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, zip_longest
-from operator import add
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,7 +131,7 @@ def sum_of(values: Sequence[Any]) -> Any:
 
 def block_rows(regions: Regions) -> NDArray[np.bool_]:
     """Return [regions, 1]: whether each region is a block."""
-    return np.array([[region.is_block] for region in regions])
+    return np.array([*map(attrgetter("is_block"), regions)])[:, None]
 
 
 def inner_regions(regions: Regions) -> range:
