@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.kernels.kernel_fit import chosen_rows
 from perfmodel.calibrate.fits import Array
-from perfmodel.cost.compute import forward_width
+from perfmodel.cost.compute import head_width
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 
@@ -118,7 +118,7 @@ def _without_window(frame: Any) -> Any:
 
 
 #: Width of the tables of latent attention, DeepSeek's: queries and keys of 192 entries, values of 128.
-LATENT_WIDTH = float(forward_width(192.0, 128.0))
+LATENT_WIDTH = float(head_width(192.0, 128.0))
 
 
 def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTable:

@@ -230,7 +230,7 @@ def attention_time(
     C = 4 tile S wq f / R * (z (d + d0) + s1),   wq = (1 - a) * w + a * ceil(w),   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
-    d                   entries of a head; if values have another size (value_head_dim), the mean over the products (`forward_width`)
+    d                   entries of a head; if values have another size (value_head_dim), the mean over the products (`head_width`)
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
     kv_heads         g  heads of keys and values: they count in memory only
 
@@ -240,10 +240,9 @@ def attention_time(
     """
     rates = machine.attention[kernel]
     model, values = rates.model, head_dim if value_head_dim is None else value_head_dim
-    width = forward_width(head_dim, values)
     waves = np.ceil(query_length / model.query_tile) * (batch * heads) / rates.compute_units
     paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness
-    keys = key_length * ((backward_width(head_dim, values) if is_backward else width) + model.head_dim_offset) + model.sequence_offset
+    keys = key_length * (head_width(head_dim, values, is_backward=is_backward) + model.head_dim_offset) + model.sequence_offset
     compute = paid * causal_fraction * keys * (4.0 * model.query_tile * rates.compute_units / rates.flop_rate)
     if is_backward:
         compute = compute * (model.backward_flops / model.backward_rate)
@@ -253,18 +252,18 @@ def attention_time(
         rate = rates.flop_rate * model.backward_rate if is_backward else rates.flop_rate
         compute = _at_long_sequence_rate(compute, seen, rates.long[int(is_backward)], rate, rates)
     passes = 4.0 if is_backward else 2.0
-    memory = (heads * query_length + kv_heads * key_length) * (batch * width) * (itemsize * (passes / rates.bandwidth))
+    memory = (
+        (heads * query_length + kv_heads * key_length) * (batch * head_width(head_dim, values)) * (itemsize * (passes / rates.bandwidth))
+    )
     return rates.floor_time + compute + memory
 
 
-def forward_width(head_dim: Column, value_head_dim: Column) -> Column:
-    """Return the mean head size of fused attention's two forward products: scores, and weighted values."""
-    return (head_dim + value_head_dim) / 2
+def head_width(head_dim: Column, value_head_dim: Column, *, is_backward: bool = False) -> Column:
+    """Return the mean head size of fused attention's products. Forward: scores, and weighted values.
 
-
-def backward_width(head_dim: Column, value_head_dim: Column) -> Column:
-    """Return the mean head size of its five backward products: scores, gradients of queries and keys; gradients of values and weights."""
-    return (3 * head_dim + 2 * value_head_dim) / 5
+    Backward: scores, gradients of queries and keys; gradients of values and weights.
+    """
+    return (3 * head_dim + 2 * value_head_dim) / 5 if is_backward else (head_dim + value_head_dim) / 2
 
 
 LONG_KEYS = 2.0**16
@@ -350,10 +349,6 @@ class AttentionBehaviour:
     mask: CausalWindow | None
     is_head_tail: bool
     shared_rate_fraction: float
-
-    def fraction(self, num_keys: Column) -> Any:
-        """Return the computed share of the full square of scores."""
-        return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
 
 
 SHARED_BLOCK = 32768.0

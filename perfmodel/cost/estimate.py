@@ -19,7 +19,6 @@ from perfmodel.cost.memory.plan import (
     RankMemory,
     RankMemoryTerms,
     adding_up,
-    entries,
     entries_of,
     fullest_by_class,
     memory_by_class,
@@ -160,13 +159,14 @@ class Estimator:
             "tokens_per_second_per_chip": tokens / time / num_chips,
             "mfu_palm": palm * scale,
             "mfu_causal": causal * scale,
-            "hfu": executed_flops(self, plans, row) / (time * num_chips * peak),
+            "hfu": executed_flops(self, first, row, num_chips) / (time * num_chips * peak),
             "peak_flop_rate": peak,
             "memory_capacity": machine.memory.capacity,
         }
-        parts, usable = step_parts(self, first, row.columns, number), entries(machine.memory.usable, number)
+        parts = step_parts(self, first, row.columns, number)
+        usable, held = zip(*entries_of((machine.memory.usable, host_memory(self, plans, row)), number), strict=True)
         memories = memory_fields(self, first, row.memory_row, memory_rule(memory_headroom, risk), usable)
-        based, price, held = rests_on(machine, parts[0]), self.cluster.chip.price_per_hour, entries(host_memory(self, plans, row), number)
+        based, price = rests_on(machine, parts[0]), self.cluster.chip.price_per_hour
         predictions = []
         for i, values in enumerate(entries_of(columns.values(), number)):
             fields = {**dict(zip(columns, values, strict=True)), **memories[i], "rests_on": based, "not_runnable": reasons[id(plans[i])]}
@@ -339,14 +339,12 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
-def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
-    """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
-    plan, columns = plans[0], row.columns.plans
+def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow, num_chips: Column) -> Column:
+    """Return the executed FLOPs of all chips in one step of plans like `plan`, with recomputation. [FLOP]"""
+    columns = row.columns.plans
     flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program, estimator.profile, plan.recompute)
     total = region_sum(tuple(flops[0] + flops[1]), columns.stages.total_sum)
-    num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
-    ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
-    return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
+    return scalar(total) * scalar(columns.num_microbatches) * (num_chips / plan.layout.pp)
 
 
 #: Parts of a step in display order. They sum to the step time.
@@ -376,9 +374,9 @@ def step_parts(
     """
     stages, regions = columns.plans.stages, columns.regions
     pass_times = [*map(scalar, plus(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)))]
-    critical = [by_rank.index(max(by_rank)) for by_rank in entries_of(pass_times, number)]
+    critical = np.argmax(entries_of(pass_times, number), axis=1).tolist()
     parts: list[dict[str, float]] = [{}] * number
-    steps = entries(scalar(columns.step_time), number)
+    steps = np.broadcast_to(scalar(columns.step_time), number).tolist()
     for slowest in set(critical):
         detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
         for i, times in enumerate(entries_of(detail.values(), number)):

@@ -18,16 +18,15 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import (
     attention_share,
     attention_time,
-    backward_width,
     convolution_time,
-    forward_width,
     grouped_product_time,
+    head_width,
     matmul_time,
     streaming_time,
 )
 from perfmodel.cost.link_rates import table_entries
 from perfmodel.cost.machine import MEBIBYTE, Machine
-from perfmodel.cost.rows import Amounts, Rows, TimedRows
+from perfmodel.cost.rows import PRODUCT, Amounts, Rows, TimedRows
 from perfmodel.cost.serving.attention import cached_attention_time, shared_cache_time
 from perfmodel.cost.serving.engine_step import EngineStep, engine_collective_time
 from perfmodel.cost.serving.experts import exchange_time, routed_experts_time
@@ -133,7 +132,7 @@ def work_times(
     for products, time in product_times(rows, machine, amount, step):
         yield "matmul", products, time + _host_time(products, sizes, machine, step)
     if (convolution := rows.convolution).names:
-        dims = {name: amount[convolution.columns[name]] for name in ("batch", "m", "n", "k")}
+        dims = {name: amount[convolution.columns[name]] for name in PRODUCT}
         num_bytes = np.add.reduceat(amount[convolution.accesses], convolution.access_starts, axis=0)
         time = convolution_time(**dims, num_bytes=num_bytes, itemsize=rows.activation_bytes, machine=machine)
         yield "matmul", convolution, time + _host_time(convolution, sizes, machine)
@@ -189,7 +188,9 @@ def products_of(rows: TimedRows) -> tuple[tuple[Rows, bool], ...]:
 
 def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
     """Return batch, m, n, k of each row, [rows, columns]; n is the sum over the products of a call."""
-    sizes = {name: amount[products.columns[name]] for name in ("batch", "m", "n", "k")}
+    sizes: dict[str, Array] = {}
+    for name in PRODUCT:
+        sizes[name] = amount[products.columns[name]]
     if len(products.accesses):
         sizes["n"] = np.add.reduceat(amount[products.accesses], products.access_starts, axis=0)
     return sizes
@@ -243,7 +244,7 @@ def traffic_times(
     """Return [rows, columns] of collectives: time, the part of it on links, and 1 where they leave the innermost network tier."""
     tr = rows.traffic.columns
     num_bytes, size = amount[tr["amount"]], sizes[tr["group"]]
-    inside = [tier[tr["group"]] for tier in inside]
+    inside = [*np.array(inside)[:, tr["group"]]]
     if rows.has_sends:
         is_send = (tr["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV])[:, None]
         # neighbours across the outermost boundary set the pace: a tier that holds the whole group holds both ends
@@ -316,9 +317,9 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
     for row, segment in enumerate(rows.attention.segments):
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
-        width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
-        behaviours = rows.attention_behaviours[at["behaviour"][row]]
-        total[segment] = total[segment] + calls * square * width * behaviours.fraction(amount[at["keys"][row]])
+        width = head_width(at["head_dim"][row], at["value_head_dim"][row], is_backward=bool(at["backward"][row]))
+        mask = rows.attention_behaviours[at["behaviour"][row]].mask
+        total[segment] = total[segment] + calls * square * width * (1.0 if mask is None else mask.over(amount[at["keys"][row]]).fraction)
     return total
 
 

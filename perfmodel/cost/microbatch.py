@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import amount_values, counts_across, has_several, members_inside, product_flops, row_times, summed
-from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.program import SAVED, Program
+from perfmodel.cost.program import BY_HAND, FUSED_MATRICES, SAVED, Program
 from perfmodel.cost.rows import TimedRows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
@@ -84,7 +83,7 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
     if profile.timing.host_layer_time_per_tp_across_nodes > 0:
         columns.append(pipeline_crosses_nodes(grid))
     for tier in grid.inside:
-        columns += [tier[axis] for axis in _FINE_INNER]
+        columns += map(tier.__getitem__, _FINE_INNER)
     folded = [axis for axis in EXPERT_AXES if axis in grid.fine]
     for sizes in (grid.fine, *grid.inside) if folded else ():
         columns += [sizes[axis] for axis in folded]
@@ -110,14 +109,16 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
         launches[forward] += by_hand
         launches[backward] += by_hand
-    collectives, waits = collective_launches(program.rows, sizes)
+    # collectives of groups of more than one rank, and those before which the host waits for counted sizes
+    traffic, number, counted = program.rows.traffic, program.rows.num_traffic_segments, program.rows.traffic.columns["counted"]
+    issued = has_several(traffic.columns["group"], sizes)
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,
         attention=times.attention,
         streaming=times.streaming,
         communication=times.communication,
-        collectives=collectives,
+        collectives=summed(issued, traffic, number),
         launches=launches,
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
@@ -128,7 +129,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         host_is_chip=machine.host.is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
-        waits=waits,
+        waits=summed(issued * counted[:, None], traffic, number) if counted.any() else None,
         concurrent=None if program.concurrent is None else _work(program.concurrent, machine, grid, microbatch, seq_len),
         weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )

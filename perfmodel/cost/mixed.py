@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, assembled_step, plan_columns
+from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, Waits, assembled_step, parameter_time, plan_columns
 from perfmodel.cost.compression import CompressionCost
 from perfmodel.cost.estimate import (
     Estimator,
@@ -33,7 +33,6 @@ from perfmodel.cost.estimate import (
 )
 from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.overlap import Waits, parameter_time
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
 from perfmodel.cost.stages import Stages, block_rows, inner_regions, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times
@@ -134,7 +133,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         tokens_per_second_per_chip=per_second,
         mfu_palm=palm * per_second / peak,
         mfu_causal=causal * per_second / peak,
-        hfu=scalar(executed_flops(estimator, [plan], columns)) / (time * plan.num_chips * peak),
+        hfu=scalar(executed_flops(estimator, plan, columns, float(plan.num_chips))) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
         memory_capacity=host.machine.memory.capacity,
         rests_on=rests_on(machine, parts),

@@ -453,7 +453,7 @@ def _collective_times(
         num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, num_tensors), 1.0)
         num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
     size = sizes[units.mask]
-    inside = [np.array(tier)[units.mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
+    inside = [*np.array([*map(grid.group_inside, program.masks)])[units.mask].swapaxes(0, 1)]
     times = np.zeros_like(num_bytes)
     for message in sent:
         one = collective_time(units.kind[:, None], message * num_units / num_calls, group_size=size, inside=inside, machine=machine)

@@ -9,25 +9,26 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.launches import kernels_of, score_matrices
-from perfmodel.cost.memory.backward_walk import backward_moments
-from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms, kept_tensors
+from perfmodel.cost.memory.walks import backward_moments, forward_moments
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import block_rows, inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.rewrites import with_behaviour
+from perfmodel.frameworks.rewrites import ENTRYWISE, with_behaviour
+from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.frameworks.tiles import logit_share, tokens_at_once
-from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
-from perfmodel.parallel.algebra.sharding import COMM, comm_class
+from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of, extent_amount
+from perfmodel.parallel.algebra.sharding import COMM, Sharding, comm_class
 from perfmodel.parallel.choices import Recompute
-from perfmodel.workload.graph import Operator, Region, TensorRole
-from perfmodel.workload.work import Pass, Product, Stream, Work
+from perfmodel.parallel.eager import KERNELS
+from perfmodel.workload.graph import Graph, Operator, Region, TensorRole
+from perfmodel.workload.work import CacheAttention, FusedAttention, Pass, Product, RoutedExperts, Stream, Work
 
 #: Phases of one micro-batch's work in a region. `core`: operators that selective recomputation repeats. `tail`: operators at the end
 #: of a layer that torch's recomputation skips, because no saved tensor follows them.
@@ -79,8 +80,7 @@ class Program:
     launches_across   (segment, group mask, number) of launches that happen only if the group has more than one rank
     softmaxes   (forward segment, backward segment, amount of score matrices): softmaxes with more launches if that amount is no multiple of
                 `FUSED_MATRICES`
-    peaks       moments of the backward passes (`cost/memory/backward_walk.py`) and of a block's forward passes
-                (`cost/memory/forward_walk.py`)
+    peaks       moments of the backward passes and of a block's forward passes (`cost/memory/walks.py`)
     boundary    amount of the boundary tensor of blocks, or of each of `boundary_tensors`
     logits      amount that the loss reads at once; nothing without a loss
     """
@@ -140,7 +140,7 @@ def compile_program(
     softmaxes = [
         (compilation.forward[op.name], compilation.backward[op.name], amount(matrices))
         for op in graph.operators
-        if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
+        if op.kind == "softmax" and (matrices := score_matrices(op, shardings[op.name], profile)) is not None
     ]
     boundary_amounts, logits_amount = tuple(map(amount, boundary or [NOTHING])), amount(logits)
     return Program(
@@ -188,7 +188,12 @@ class _Compilation:
         for index, region in enumerate(run.graph.regions):
             self.region_index[region.name] = index
             self._set_phases(index, region, recompute_operators)
-        self.rows = self._row_compiler()
+        data_axes = set(DATA_AXES)
+        for op in run.graph.operators:
+            for dim in op.roles.per_sample:
+                data_axes |= BATCH_AXES.intersection(run.shardings[op.name].get(dim, ()))
+        self.make_rows = partial(RowCompiler, run.graph, profile, run.graph.activation_bytes, frozenset(data_axes))
+        self.rows = self.make_rows()
         self.launches_across: list[tuple[int, int, float]] = []
 
     def _set_phases(self, index: int, region: Region, recompute_operators: Collection[str]) -> None:
@@ -216,13 +221,6 @@ class _Compilation:
             self.forward[op.name], self.backward[op.name] = segment(index, phase), segment(index, "backward")
         self.first_tails.add(first_tail)
 
-    def _row_compiler(self) -> RowCompiler:
-        data_axes = set(DATA_AXES)
-        for op in self.graph.operators:
-            for dim in op.roles.per_sample:
-                data_axes |= BATCH_AXES.intersection(self.run.shardings[op.name].get(dim, ()))
-        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, frozenset(data_axes))
-
     def timed(self, rows: RowCompiler, num_phases: int = len(PHASES)) -> TimedRows:
         num_segments = len(self.graph.regions) * num_phases
         return rows.rows(attention_kernel=self.attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
@@ -236,9 +234,11 @@ class _Compilation:
         for op in self.graph.operators:
             self._add_work(op, self.rows)
             forward, backward = kernels[op.name]
-            across = {work.only_across for work in op.forward if isinstance(work, Stream)} - {frozenset()}
+            across = frozenset[str]()
+            for work in op.forward:
+                across |= work.only_across if isinstance(work, Stream) else frozenset()
             if across:
-                self.launches_across.append((self.forward[op.name], self.rows.mask(across.pop()), forward))
+                self.launches_across.append((self.forward[op.name], self.rows.mask(across), forward))
             else:
                 launches[self.forward[op.name]] += forward
             launches[self.backward[op.name]] += backward
@@ -258,7 +258,7 @@ class _Compilation:
 
     def rows_of_weight_gradients(self) -> TimedRows:
         """Return the products of weight gradients, in two segments of each region."""
-        rows = self._row_compiler()
+        rows = self.make_rows()
         for op in self.graph.operators:
             at = 2 * self.region_index[op.layer] + (self.run.exchange_position.get(op.name) is not ExchangePosition.BEFORE)
             for name, work in _named_backward(op):
@@ -268,7 +268,7 @@ class _Compilation:
 
     def rows_between_exchanges(self) -> TimedRows:
         """Rows of operators that are independent of the exchanged rows of their block."""
-        rows = self._row_compiler()
+        rows = self.make_rows()
         for op in self.graph.operators:
             if self.run.exchange_position.get(op.name) is ExchangePosition.CONCURRENT:
                 self._add_work(op, rows)
@@ -293,8 +293,9 @@ class _Compilation:
         seen: set[tuple[str, object]] = set()
         is_sharded = self.profile.activations.saved_input_layout == "producer"
         for op in self.graph.operators if is_sharded else ():
+            saved_operands = set(map(attrgetter("of"), op.saved))
             for i in range(len(op.inputs)) if op.is_product or op.is_attention else ():
-                if not any(saved.of == i for saved in op.saved):
+                if i not in saved_operands:
                     continue
                 tensor, target = op.inputs[i].tensor, self.run.needed[op.name, i]
                 source = self.run.left.get(tensor)
@@ -386,13 +387,13 @@ class _Compilation:
         delayed: dict[tuple[int, Recompute], int] = {}
         before_blocks = inner_regions(self.graph.regions).start - 1
         for i, region in enumerate(self.graph.regions):
-            exchanges = any(op.name in run.exchange_position for op in self.graph.operators_of(region.name))
+            of_region = [saved for saved in kept if saved.region == region.name]
             for recompute in recomputes if region.is_block else (Recompute.NONE,):
                 walk = partial(
                     backward_moments,
                     run,
                     profile,
-                    kept,
+                    of_region,
                     region=region,
                     recompute=recompute,
                     core=self.core,
@@ -406,8 +407,9 @@ class _Compilation:
                     cases.append(walk(is_in_buffer=True)[0])
                 if region.is_block:
                     forward[i, recompute] = len(cases)
-                    cases.append(forward_moments(run, profile, kept, region=region, recompute=recompute, terms=terms))
-                if profile.exchanges.delays_weight_gradients and exchanges:
+                    cases.append(forward_moments(run, profile, of_region, region=region, recompute=recompute, terms=terms))
+                delays = profile.exchanges.delays_weight_gradients
+                if delays and any(op.name in run.exchange_position for op in self.graph.operators_of(region.name)):
                     delayed[i, recompute] = len(cases)
                     cases += walk(delays_weight_gradients=True)
         moments = [moment or {terms.number(NOTHING): 0.0} for case in cases for moment in case or [{}]]
@@ -429,11 +431,100 @@ class _Compilation:
         )
 
 
-__all__ = [
-    "PHASES",
-    "SAVED",
-    "Peaks",
-    "Program",
-    "compile_program",
-    "segment",
-]
+# --- host launches ------------------------------------------------------------------------------------------------------
+#
+# The host runs ahead of the chip, so a pass takes the longer of its device time and its launch time (`cost/step.py`).
+
+FORWARD = 2.0
+"""Host time of a forward kernel, launched by Python modules, over that of a backward kernel, launched by autograd's engine: 22 against
+11 us with torch 2.13 on empty tensors, eight layers of GPT-2 on a core of an EPYC.
+"""
+
+ATTENTION_BACKWARD = 3.0
+"""Kernels of fused attention's backward pass: row sums, the pass itself, the cast of the query gradient (flash-attn)."""
+
+
+def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float, float]]:
+    """Return the kernels of each operator's forward and backward pass, for a graph as the framework runs it (`with_behaviour`).
+
+    Views launch no kernel. A fused chain counts with its last operator. Each weight gradient counts one more: a kernel adds it to the
+    accumulator, or, if the matrix product has accumulated it already, its hook runs.
+    """
+    scope = profile.kernels.graph_scope
+    parts = graph_parts(graph) if scope else {}
+    kernels: dict[str, tuple[float, float]] = {}
+    for op in graph.operators:
+        if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
+            kernels[op.name] = 0.0, 0.0
+            continue
+        forward, backward = float(sum(map(_kernels, op.forward))), float(sum(map(_kernels, op.backward)))
+        if op.is_attention:
+            backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
+        if op.kind in KERNELS:
+            # the profile's traffic lies between that of one fused kernel and that of separate kernels
+            kind = KERNELS[op.kind]
+            share = max(0.0, (getattr(profile.kernels, kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
+            forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
+        if op.backward:
+            for operand in op.inputs:
+                backward += operand.tensor in graph.trained
+        if parts.get(op.name) in scope:
+            share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
+            forward, backward = share * forward, share * backward
+        kernels[op.name] = forward, backward
+    return kernels
+
+
+def graph_parts(graph: Graph) -> dict[str, str]:
+    """Return the part of Megatron-LM's --cuda-graph-scope that launches each operator.
+
+    `attn` reaches up to the norm of the feed-forward, `moe_router` from there to the choice of experts; `mlp` is that of a dense layer.
+    Operators outside of blocks, and those from the token exchange on, have no part.
+    """
+    parts: dict[str, str] = {}
+    for region in graph.regions:
+        operators = graph.operators_of(region.name) if region.is_block else []
+        has_experts, part = any(op.kind == "route" for op in operators), "attn"
+        for op in operators:
+            if op.name_in_layer == "mlp_norm":
+                part = "moe_router" if has_experts else "mlp"
+            parts[op.name] = part
+            if op.kind == "route":
+                break
+    return parts
+
+
+def _kernels(work: Work) -> int:
+    match work:
+        case FusedAttention() | CacheAttention() | RoutedExperts():
+            return 1
+        case Stream() if not work.accesses or work.is_launched_along:
+            return 0
+    return work.repeats
+
+
+FUSED_MATRICES, BY_HAND = 4.0, 4.0
+"""Megatron's fused softmax requires a multiple of 4 score matrices (sequences times heads of a rank). Other numbers take 4 more kernels
+in each pass: scaling, masking, and casts to float32 and back (NVIDIA/Megatron-LM, megatron/model/fused_softmax.py).
+"""
+
+
+def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
+    """Return the number of score matrices of Megatron's fused causal softmax, a multiple of `FUSED_MATRICES`; None for another softmax."""
+    if not op.settings.get("causal_queries") or profile.activations.softmax_keeps_float32:
+        return None
+    rows = {op.settings["over"], op.settings["causal_queries"]}
+    return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))
+
+
+def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
+    """Return the kernels of a micro-batch over all regions; a forward kernel counts as `FORWARD`."""
+    counts = {region.name: region.count for region in graph.regions}
+    readers = [graph.consumers(op.output.tensor) for op in graph.operators if graph.tensors[op.output.tensor].has_gradient]
+    # gradients from several readers are added: one kernel for each reader after the first
+    total = float(sum(counts[reader.layer] for tensor_readers in readers for reader, _ in tensor_readers[1:]))
+    kernels = kernels_of(graph, profile)
+    for op in graph.operators:
+        forward, backward = kernels[op.name]
+        total += counts[op.layer] * (FORWARD * forward + backward)
+    return total

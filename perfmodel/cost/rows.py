@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, starmap
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,14 @@ DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 #: Data axes and the part of them that experts may take: a micro-batch is counted for each of their ranks.
 BATCH_AXES = DATA_AXES | {"dp_ep"}
 
-_PRODUCT = ("batch", "m", "n", "k")
+#: Sizes of a product [m, k] x [k, n].
+PRODUCT = ("batch", "m", "n", "k")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
+#: Sizes of a piece of work that are columns of its row.
+_SIZES: dict[type, tuple[str, ...]] = {Product: PRODUCT, FusedAttention: _ATTENTION, CacheAttention: ("heads", "kv_heads")}
 #: Kind of rows -> their columns.
 _COLUMNS = {
-    **dict.fromkeys(("matmul", "grouped", "low", "low_grouped", "convolution"), (*_PRODUCT, "mesh")),
+    **dict.fromkeys(("matmul", "grouped", "low", "low_grouped", "convolution"), (*PRODUCT, "mesh")),
     "attention": (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward"),
     "streaming": ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across"),
     "traffic": ("kind", "group", "amount", "copies", "counted"),
@@ -217,13 +220,11 @@ class RowCompiler:
 
     def work(self, op: Operator, sharding: Sharding, work: Work, *, segment: int, name: str, is_backward: bool) -> None:
         """Add a piece of an operator's work."""
-
-        def amount(extent: Extent) -> int:
-            return self.amount(self.elements(op, sharding, extent))
-
+        columns: dict[str, int] = {}
+        for size in _SIZES.get(type(work), ()):
+            columns[size] = self.amount(self.elements(op, sharding, getattr(work, size)))
         match work:
             case Product():
-                columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
                 tensors = [self.amount(self.elements(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
                 usual, low = ("grouped", "low_grouped") if work.is_grouped else ("matmul", "low")
@@ -238,7 +239,6 @@ class RowCompiler:
                 if work.is_grouped:
                     self._add_to_gradient(op, sharding, work, segment=segment)
             case FusedAttention():
-                columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 behaviour = AttentionBehaviour(
                     mask=work.mask,
                     is_head_tail=self.profile.communication.context_chunks == HEAD_TAIL,
@@ -249,8 +249,7 @@ class RowCompiler:
                 others |= {"behaviour": which, "backward": int(is_backward)}
                 self._entries["attention"].append(_Entry(segment, name, {**columns, **others}))
             case CacheAttention():
-                heads, kv_heads = amount(work.heads), amount(work.kv_heads)
-                self._cached.append(CachedRow(name=name, segment=segment, heads=heads, kv_heads=kv_heads, work=work))
+                self._cached.append(CachedRow(name=name, segment=segment, **columns, work=work))
             case RoutedExperts():
                 self._experts.append(ExpertsRow(name=name, segment=segment, work=work))
             case Stream() if work.accesses:
@@ -337,8 +336,11 @@ class RowCompiler:
     def _mesh(self, op: Operator, sharding: Sharding) -> int:
         """Return the mask of the tensor axes that shard an operator with parameters."""
         if op.name not in self._meshes:
-            reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
-            self._meshes[op.name] = self.mask(TENSOR_AXES.intersection(chain(*sharding.values()) if reads_parameter else ()))
+            axes = frozenset[str]()
+            for operand in op.inputs:
+                if self.graph.tensors[operand.tensor].role is TensorRole.PARAMETER:
+                    axes = TENSOR_AXES.intersection(chain(*sharding.values()))
+            self._meshes[op.name] = self.mask(axes)
         return self._meshes[op.name]
 
     # --- arrays -----------------------------------------------------------------------------------------------------------------------
@@ -351,7 +353,9 @@ class RowCompiler:
                 self._entries[kind] = [
                     entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries_of_kind
                 ]
-        entries = {kind: _rows(self._entries[kind], columns) for kind, columns in _COLUMNS.items()}
+        entries: dict[str, Rows] = {}
+        for kind, columns in _COLUMNS.items():
+            entries[kind] = _rows(self._entries[kind], columns)
         amounts = list(self._amounts)
         batch_dims = {"": 0}
         batch = [batch_dims.setdefault(a.batch_dim, len(batch_dims)) for a in amounts]
@@ -397,7 +401,7 @@ def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     segments = np.array([entry.segment for entry in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(segments, prepend=-1))
     accesses = [index for entry in entries for index in entry.accesses]
-    values = np.array([[entry.columns[name] for entry in entries] for name in columns], dtype=np.int64)
+    values = np.array([*map(itemgetter(*columns), [entry.columns for entry in entries])], dtype=np.int64).reshape(-1, len(columns)).T
     repeats = np.array([[float(entry.repeats)] for entry in entries])
     return Rows(
         names=tuple([entry.name for entry in entries]),
@@ -411,4 +415,4 @@ def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     )
 
 
-__all__ = ["Amounts", "CachedRow", "ExpertsRow", "RowCompiler", "Rows", "TimedRows", "plain_rows"]
+__all__ = ["PRODUCT", "Amounts", "CachedRow", "ExpertsRow", "RowCompiler", "Rows", "TimedRows", "plain_rows"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, zip_longest
-from operator import add
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,12 +131,12 @@ def sum_of(values: Sequence[Any]) -> Any:
 
 def block_rows(regions: Regions) -> NDArray[np.bool_]:
     """Return [regions, 1]: whether each region is a block."""
-    return np.array([[region.is_block] for region in regions])
+    return np.array([*map(attrgetter("is_block"), regions)])[:, None]
 
 
 def inner_regions(regions: Regions) -> range:
     """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
-    blocks = [i for i, region in enumerate(regions) if region.is_block]
+    blocks = np.flatnonzero(block_rows(regions)).tolist()
     return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
 
 

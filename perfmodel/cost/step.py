@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import CollectiveKind, collective_time, send_time
-from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
-from perfmodel.cost.program import PHASES, Program
+from perfmodel.cost.program import FORWARD, PHASES, Program
 from perfmodel.cost.schedules import Pipeline, StageTimes, schedule_of
 from perfmodel.cost.stages import (
     Ranks,

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.assemble import StepColumns, step_columns
+from perfmodel.cost.assemble import StepColumns, exposed_each_microbatch, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
 from perfmodel.cost.memory.plan import adding_up, scalar
 from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
-from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedules import schedule_of

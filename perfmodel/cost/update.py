@@ -200,7 +200,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     return ParameterTerms(
         gather_forward=dict(zip(TIMES, map(tuple, forward), strict=True)),
         gather_backward=dict(zip(TIMES, map(tuple, backward), strict=True)),
-        tp_sum={times: tuple(sums[i]) for i, times in enumerate(TIMES) if ("sum", times) in program.happens},
+        tp_sum=dict(zip(TIMES, map(tuple, sums), strict=True)),
         reduce=dict(zip(TIMES, map(tuple, reduce), strict=True)),
         publish=tuple(publish[TIMES.index("step")]),
         full=tuple(cost.full),

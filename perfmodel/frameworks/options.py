@@ -353,7 +353,7 @@ class TimingOptions:
     compute_slowdown_under_communication  slowdown of compute while communication overlaps with it, as a share
     uneven_stage_weight                   weight of the slowest stage, against the mean, in the pace of the pipeline
     host_launch_time                      host time per kernel or collective in backward; in forward it is twice that. A pass takes at least
-                                          the time of its launches (`cost/launches.py` counts them)
+                                          the time of its launches (`cost/program.py` counts them)
     host_layer_time_per_tp_across_nodes   further host time per layer and tp rank, if the pipeline crosses nodes
     step_time_constant                    time once per step: data loading, logging, optimizer launch, Python
     optimizer_bytes_factor                optimizer traffic over the minimum (fused 1, foreach more)

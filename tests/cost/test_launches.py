@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.launches import graph_launches, graph_parts
+from perfmodel.cost.program import graph_launches, graph_parts
 from perfmodel.frameworks.options import GRAPH_SCOPES
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.workload.models import load_model

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfmodel.cost.launches import kernels_of
-from perfmodel.cost.program import PHASES
+from perfmodel.cost.program import PHASES, kernels_of
 from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.eager import EAGER_RMS_NORM, EAGER_ROTARY
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, profile_of

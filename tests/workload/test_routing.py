@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel.cost.launches import FORWARD
+from perfmodel.cost.program import FORWARD
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile

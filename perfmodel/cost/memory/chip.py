@@ -369,11 +369,6 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
     )
 
 
-def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
-    weights, gradients, states, gathered = static
-    return ((weights + gradients) + states) + gathered
-
-
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
     """Return the ratio of reserved to allocated bytes of temporary tensors."""
     return profile.allocator.reserve_factor * machine.memory.allocator_factor

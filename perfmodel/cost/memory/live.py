@@ -72,9 +72,6 @@ class Terms:
             self._operands[key] = self.sharded.operand_bytes(op, operand, is_expanded=is_expanded)
         return self._operands[key]
 
-    def operand(self, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Term:
-        return self.number(self.size(op, operand, is_expanded=is_expanded))
-
     def streamed(self, op: Operator) -> list[Term]:
         """Return the blocks of other ranks that an operator holds while it runs."""
         terms = []
@@ -92,14 +89,17 @@ class Terms:
         """
         summed: list[LiveBytes] = []
         columns: dict[Term, int] = {}
-        for moment in moments:
+        for live in moments:
             total: LiveBytes = {}
-            for term, factor in moment.items():
+            for term, factor in live.items():
                 unit, base = self.units[term]
                 total[unit] = total.get(unit, 0.0) + factor * base
-            summed.append({term: factor for term, factor in total.items() if factor})
-            for term in summed[-1]:
-                columns.setdefault(term, len(columns))
+            moment: LiveBytes = {}
+            for term, factor in total.items():
+                if factor:
+                    moment[term] = factor
+                    columns.setdefault(term, len(columns))
+            summed.append(moment)
         factors = np.zeros((len(summed), len(columns)))
         for row, moment in enumerate(summed):
             for term, factor in moment.items():

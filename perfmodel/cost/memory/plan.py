@@ -15,7 +15,6 @@ from perfmodel.cost.memory.chip import (
     ActivationBytes,
     LiveLayers,
     UnreducedGradients,
-    fixed_memory,
     kept_memory,
     live_table,
     outside_bytes,
@@ -27,7 +26,7 @@ from perfmodel.cost.memory.chip import (
 )
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, rank_moments
 from perfmodel.cost.schedules import Pipeline
-from perfmodel.cost.stages import Stages, slowest_stage
+from perfmodel.cost.stages import Stages, slowest_stage, sum_of
 from perfmodel.cost.update import ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
@@ -56,7 +55,10 @@ class RankMemoryTerms:
 
     def base(self, at: At, times: Container[At]) -> Any:
         """Return the memory while this part runs, without passes in flight. times: parts with their own passes in flight. [byte]"""
-        totals = [moment.total for moment in self.moments if (moment.at if moment.at in times else At.BLOCKS) is at]
+        totals = []
+        for moment in self.moments:
+            if (moment.at if moment.at in times else At.BLOCKS) is at:
+                totals.append(moment.total)
         # the largest moment with fragmentation
         return ((slowest_stage(totals) * self.factor + self.fixed) + self.waiting) + self.outside
 
@@ -71,7 +73,7 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
         unreduced = unreduced_gradients(of, rank, live, of_live or of.stages)
     return RankMemoryTerms(
         static=of.static[rank],
-        fixed=fixed_memory(of.static[rank]),
+        fixed=sum_of(of.static[rank]),
         moments=rank_moments(of, rank),
         unreduced=unreduced,
         waiting=waiting_memory(of, rank),
@@ -239,11 +241,6 @@ def scalar(value: Column) -> Any:
         return float(value)
     column = np.asarray(value)
     return float(column.reshape(-1)[0]) if column.size == 1 else column
-
-
-def entries(value: Column, number: int) -> list[float]:
-    """Return the `number` values of a column, or repeat a constant."""
-    return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
 
 
 def entries_of(values: Iterable[Column], number: int) -> list[tuple[float, ...]]:

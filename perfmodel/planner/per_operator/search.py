@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.launches import graph_launches
 from perfmodel.cost.memory.chip import sole_outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
+from perfmodel.cost.program import graph_launches
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.chip import LiveLayers, fixed_memory, outside_bytes, reserve_factor, runs_at
+from perfmodel.cost.memory.chip import LiveLayers, outside_bytes, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.memory.plan import activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
+from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.foundation.columns import Column
@@ -132,7 +133,7 @@ def memory_lower_bound(flight: Flight, pipelines: PipelineGroup, static: list[An
     """Return a lower bound of the memory: kept activations of microbatches and fixed memory, without the working set. [byte]"""
     largest: Any = 0.0
     for rank in flight.ranks:
-        stays = pipelines.of_choices(fixed_memory(static[rank]) + outside)
+        stays = pipelines.of_choices(sum_of(static[rank]) + outside)
         for in_flight in flight.kept[rank].values():
             largest = np.maximum(largest, in_flight + stays)
     return np.asarray(largest)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, static_memory
+from perfmodel.cost.memory.chip import outside_bytes, reserve_factor, static_memory
 from perfmodel.cost.memory.plan import activations_as, replicas
-from perfmodel.cost.stages import Stages, inner_regions
+from perfmodel.cost.stages import Stages, inner_regions, sum_of
 from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.layout import Placement
 from perfmodel.parallel.plan import Plan
@@ -215,7 +215,7 @@ class _Search:
                 terms, _ = table().block(tables.parameter_keys[rows[at]])
                 static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
                 for rank in range(2):
-                    memory[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * LESS, inf)
+                    memory[rank, zero, at] = np.where(legal, (sum_of(static[rank]) + outside)[:, 0, 0, 0] * LESS, inf)
         return memory
 
     def evaluate(self, group: _Group) -> None:

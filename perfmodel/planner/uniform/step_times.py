@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.assemble import outside_pipeline
+from perfmodel.cost.assemble import Waits, exposed_each_microbatch, outside_pipeline, overlapped_send_time
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms

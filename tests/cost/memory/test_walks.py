@@ -1,5 +1,6 @@
-"""Live tensors of a forward pass, counted by hand. A recomputed pass has the gradient of its backward in addition."""
+"""Live tensors of a forward and a backward pass, counted by hand. A recomputed pass has the gradient of its backward in addition."""
 
+import numpy as np
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
@@ -43,3 +44,11 @@ def test_amounts_of_one_form_are_one_term():
     terms = Terms(derivation_of("gpt2", "ddp"))
     moments = [{terms.number(row): 2.0}, {terms.number(wide): 1.0}, {terms.number(other): 1.0}]
     assert terms.undominated(moments) == [{terms.number(Amount(base=1.0, batch_dim="b")): 6.0}, {terms.number(other): 1.0}]
+
+
+def test_weight_gradients_that_stay_add_at_most_those_of_the_layer():
+    """The largest moment may come before all of them are there."""
+    wide = make_model(intermediate_size=64 * 512)
+    parameters = sum(int(np.prod(shape.shape)) for shape in wide.layer_shapes())
+    at_once, kept = activations(model=wide, recompute="none").peaks[1]
+    assert at_once < kept <= at_once + 2 * parameters
