@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lab.ablation import Ablation, ablation_values, ablations
 from lab.accuracy_lines import EVERY, SMALL, cause_of, errors_by_line, median_of_means
+from lab.cases import read_runs
 from lab.command import command_parser, exits_on_errors
 from lab.few_runs import GroupFigures, few_runs_figures, few_runs_sections
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
@@ -344,10 +345,10 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         unseen=unseen,
         choices=choices_of(runs) if unseen[0] else None,
         outcomes=tuple(known.outcomes(every)) if unseen[0] else (),
-        small={run.id: run.error for run in known.times(every, SMALL)},
+        small={small.run.id: small.error for small in known.times(every, SMALL)},
         ablations=tuple(ablations(cases[0])) if unseen[0] else (),
         few=few_runs_figures(every) if unseen[0] else (),
-        clocks=fitted_clocks(cases[0]) if unseen[0] else (),
+        clocks=fitted_clocks(read_runs(cases[0])) if unseen[0] else (),
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

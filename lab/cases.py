@@ -35,15 +35,22 @@ def planned_cases(cases: Iterable[Case], keep: Callable[[Case], bool]) -> Iterat
 class PublishedRun:
     """A planned run that fits read.
 
+    planned   under the framework that it names, or without it
+    profile   of that framework
     measured  its step time [s], or the memory that it reported [byte]
     choice    the run in its group of compared plans, without a prediction
     """
 
-    id: str
+    case: Case
     planned: PlannedCase
+    profile: str
     settings: Mapping[str, Any]
     measured: float
     choice: Choice
+
+    @property
+    def id(self) -> str:
+        return self.case.id
 
     @property
     def model(self) -> str:
@@ -56,17 +63,18 @@ class PublishedRun:
     def source(self) -> str:
         return self.choice.labels.source
 
-    @property
-    def profile(self) -> str:
-        return self.planned.framework.profile
-
 
 def published_runs(cases: Iterable[Case], keep: Callable[[Case], bool], metric: str = "step_time") -> Iterator[PublishedRun]:
     """Yield the kept runs that can be planned, with what was measured."""
     for case, planned in planned_cases(cases, keep):
-        settings = planned.framework.options.setup(case.inputs.get("settings"))
-        choice = choice_of(case, planned)
-        yield PublishedRun(id=case.id, planned=planned, settings=settings, measured=case.measured(metric), choice=choice)
+        yield PublishedRun(
+            case=case,
+            planned=planned,
+            profile=planned.framework.profile,
+            settings=planned.framework.options.setup(case.inputs.get("settings")),
+            measured=case.measured(metric),
+            choice=choice_of(case, planned),
+        )
 
 
 def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import PublishedRun
 from lab.command import command_parser, exits_on_errors
 from lab.pages import Section, page, table
 from lab.splits import k_of_n
@@ -37,7 +38,7 @@ from perfmodel.parallel.interval import NORMAL
 from perfmodel.report.table import percent
 from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
+from perfmodel.validation.plan_choice import LEAST_PLANS, PlanGroup, plan_choices
 
 Array = NDArray[np.float64]
 
@@ -76,33 +77,27 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenGroup:
-    """Runs of one framework, read without its name. profile: of that framework, which the base of a fit leaves out."""
+    """Runs of one framework, read without its name."""
 
-    profile: str
-    runs: list[UserRun]
-    choices: list[Choice] = field(default_factory=list)
+    runs: list[PublishedRun]
 
     @property
     def jobs(self) -> list[list[int]]:
         """Indices of runs that differ in their plan only, of at least `LEAST_PLANS` plans."""
-        jobs = grouped(range(len(self.choices)), lambda index: self.choices[index].group).values()
-        return [places for places in jobs if len({self.choices[index].plan for index in places}) >= LEAST_PLANS]
+        jobs = grouped(range(len(self.runs)), lambda index: self.runs[index].choice.group).values()
+        return [places for places in jobs if len({self.runs[index].choice.plan for index in places}) >= LEAST_PLANS]
 
     def judged(self, job: Sequence[int], log_times: Array, known: Sequence[int] = ()) -> PlanGroup:
         """Return the choice among the runs of a job by predicted times, and by the measured one of runs that are known."""
         times = zip(job, np.exp(log_times), strict=True)
-        choices = [replace(self.choices[i], predicted=self.runs[i].measured if i in known else float(time)) for i, time in times]
+        choices = [replace(self.runs[i].choice, predicted=self.runs[i].measured if i in known else float(time)) for i, time in times]
         return plan_choices(choices).groups[0]
 
 
 def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     """Return the primary runs of dense decoders by group (`unseen.GROUPS`)."""
-    groups: dict[str, HiddenGroup] = {}
-    for case, choice, name, run in hidden_runs(cases):
-        group = groups.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured("step_time"), settings=run.settings))
-        group.choices.append(choice)
-    return groups
+    runs = grouped(hidden_runs(cases), lambda entry: entry[0])
+    return {title: HiddenGroup(runs=[run for _, run in members]) for title, members in runs.items()}
 
 
 def components_of(errors: Array, jobs: Sequence[Hashable], layouts: Sequence[Hashable]) -> tuple[float, ...]:
@@ -137,7 +132,8 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
     first   times by which plans are chosen before any fit; those of the base if left out [s]
     """
     runs = group.runs
-    every = LogTimes(runs=runs, base=base, behaviours=BEHAVIOURS)
+    given_runs = [UserRun(id=run.id, planned=run.planned, measured=run.measured, settings=run.settings) for run in runs]
+    every = LogTimes(runs=given_runs, base=base, behaviours=BEHAVIOURS)
     measured = np.log([run.measured for run in runs])
     at_base = every.at(every.start)
     start = at_base - measured
@@ -180,7 +176,7 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
         num_runs=len(runs),
         errors=errors,
         coverages=coverages,
-        components=components_of(start, [choice.group for choice in group.choices], layouts),
+        components=components_of(start, [run.choice.group for run in runs], layouts),
         common_known=mean_error(start - np.median(start)),
         regrets=regrets,
         first_three=[judged.best_of_three for judged in at_first],
@@ -242,8 +238,8 @@ def few_runs_figures(cases: Sequence[Case], *, draws: int = DRAWS, seed: int = S
         figures_of(
             name,
             group,
-            frameworks.profile_without(group.profile),
-            first=frameworks.expected(group.profile, group.runs),
+            frameworks.profile_without(group.runs[0].profile),
+            first=frameworks.expected(group.runs[0].profile, group.runs),
             draws=draws,
             seed=seed,
         )

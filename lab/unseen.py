@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab import accuracy_lines as rules
-from lab.cases import is_primary, planned_cases
+from lab.cases import PublishedRun, is_primary, published_runs
 from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_values
 from lab.pages import Section, page, percent_number, table
@@ -30,10 +31,10 @@ from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
 from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.uncertainty.residuals import UnseenResiduals, unseen_interval
-from perfmodel.validation.assumed_framework import HiddenFrameworks, HiddenRun, hidden
+from perfmodel.validation.assumed_framework import HiddenFrameworks, hidden
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import FitCounts, fit_counts
-from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
+from perfmodel.validation.plan_choice import LEAST_PLANS, PlanChoices, plan_choices
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 from perfmodel.validation.step_times import PlannedRun, StepTimes
 from perfmodel.validation.validate import CasePredictor
@@ -57,39 +58,33 @@ GROUPS: Groups = (
 )
 
 
-def hidden_runs(cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[tuple[Case, Choice, str, HiddenRun]]:
-    """Yield the primary runs of the groups: case, choice of plan, title of the group, and the run as read without its framework."""
-    for case, planned in planned_cases(cases, is_primary):
-        choice = choice_of(case, planned)
-        title = next((title for title, holds in groups if holds(choice.labels)), "")
-        try:
-            run = hidden(case) if title else None
-        except InputError:
-            continue
-        if run is not None:
-            yield case, choice, title, run
+def hidden_runs(cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[tuple[str, PublishedRun]]:
+    """Yield the primary runs of the groups, as read without their framework, with the title of the group."""
+    for run in published_runs(cases, is_primary):
+        title = next((title for title, holds in groups if holds(run.choice.labels)), "")
+        if title:
+            with suppress(InputError):
+                read = hidden(run.case)
+                yield title, replace(run, planned=read.planned, settings=read.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenRun:
     """A run as predicted with its framework left out.
 
-    profile   of the framework that was left out
-    choice    the run among those that differ from it in their plan only, by the time expected over the known frameworks; None: not given
+    expected  time expected over the known frameworks [s]
     open      variance of log(step time), below and above, due to framework defaults that are not given
     """
 
-    id: str
+    run: PublishedRun
     group: str
-    profile: str
     predicted: float
-    measured: float
-    choice: Choice | None = None
+    expected: float = math.nan
     open: tuple[float, float] = (0.0, 0.0)
 
     @property
     def error(self) -> float:
-        return self.predicted / self.measured - 1.0
+        return self.predicted / self.run.measured - 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,24 +103,18 @@ class UnseenFrameworks(HiddenFrameworks):
 
     def times(self, cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[UnseenRun]:
         """Yield the primary runs of the groups."""
-        predictions: list[UnseenRun] = []
-        runs: list[HiddenRun] = []
-        for case, choice, group, run in hidden_runs(cases, groups):
-            try:
-                time = self.predictor.predict(self.planned(run)).step_time
-            except InputError:
-                continue
-            measured = case.measured("step_time")
-            predictions.append(UnseenRun(id=case.id, group=group, profile=run.profile, predicted=time, measured=measured, choice=choice))
-            runs.append(run)
+        predictions = []
+        for group, run in hidden_runs(cases, groups):
+            with suppress(InputError):
+                predictions.append(UnseenRun(run=run, group=group, predicted=self.predictor.predict(self.planned(run)).step_time))
+        runs = [prediction.run for prediction in predictions]
         profiles = [run.profile for run in runs]
         expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))
         variances = cross_validated(profiles, lambda split: self._open_variances(runs, split))
-        for one, (below, above), time in zip(predictions, variances.tolist(), expected.tolist(), strict=True):
-            assert one.choice is not None
-            yield replace(one, open=(below, above), choice=replace(one.choice, predicted=time))
+        for prediction, (below, above), time in zip(predictions, variances.tolist(), expected.tolist(), strict=True):
+            yield replace(prediction, open=(below, above), expected=time)
 
-    def _open_variances(self, runs: Sequence[HiddenRun], split: Split) -> Array:
+    def _open_variances(self, runs: Sequence[PublishedRun], split: Split) -> Array:
         """Return the variances due to framework defaults that are not given  [runs, (below, above)]."""
         base = self.profile_without(split.label)
         times = StepTimes(runs=runs, load={split.label: base}.__getitem__)
@@ -138,12 +127,10 @@ class UnseenFrameworks(HiddenFrameworks):
         for case in cases:
             if case.ran is None or case.reason or case.is_apart:
                 continue
-            try:
+            with suppress(InputError):
                 run = hidden(case)
                 if run.profile == SWEPT:
                     outcomes.append(outcome_of(case, self.planned(run), self.predictor))
-            except InputError:
-                continue
         return outcomes
 
 
@@ -169,9 +156,9 @@ def unseen_residuals(runs: Iterable[UnseenRun]) -> tuple[UnseenResiduals, ...]:
     return tuple(
         UnseenResiduals(
             group=group,
-            family=members[0].profile,
+            family=members[0].run.profile,
             num_runs=len(members),
-            quantiles=quantiles_of([math.log(run.measured / run.predicted) for run in members]),
+            quantiles=quantiles_of([math.log(member.run.measured / member.predicted) for member in members]),
             open=(float(np.mean([run.open[0] for run in members])), float(np.mean([run.open[1] for run in members]))),
         )
         for group, members in by_group(runs).items()
@@ -201,11 +188,11 @@ def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
     residuals = unseen_residuals(run for members in groups.values() for run in members)
     figures = {}
     for group, members in groups.items():
-        profile = members[0].profile
+        profile = members[0].run.profile
         has_others = any(residual.family != profile for residual in residuals)
         unknown = (math.nan, math.nan)
         bounds = [unseen_interval(residuals, without=profile, open_behaviours=run.open) if has_others else unknown for run in members]
-        held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
+        held = [low <= member.run.measured / member.predicted <= high for member, (low, high) in zip(members, bounds, strict=True)]
         low, high = map(median, zip(*bounds, strict=True))
         figures[group] = UnseenFigures(errors=error_statistics([run.error for run in members], held), low=low, high=high)
     return figures
@@ -231,7 +218,7 @@ def over_groups(figures: Mapping[str, UnseenFigures]) -> OverGroups:
 
 def choices_of(runs: Iterable[UnseenRun]) -> PlanChoices:
     """Return the regret of the plans chosen for an unseen framework."""
-    return plan_choices([run.choice for run in runs if run.choice is not None], skip_broken_nvlink=True)
+    return plan_choices([replace(item.run.choice, predicted=item.expected) for item in runs], skip_broken_nvlink=True)
 
 
 def unseen_sections(known: Mapping[str, UnseenFigures], kin: Mapping[str, UnseenFigures], choices: PlanChoices | None) -> Iterator[Section]:

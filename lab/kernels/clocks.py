@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,63 +129,49 @@ def _key(calibration: str, of: str) -> str:
     return f"{calibration}: {of}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Clocks:
-    """Joint fit of all rates. most: largest number of runs of a framework on one calibration, evenly spaced."""
+def fitted_clocks(runs: Sequence[PublishedRun], *, most: int = _MOST) -> list[Rate]:
+    """Return all rates, fitted jointly. most: largest number of runs of a framework on one calibration, evenly spaced."""
+    times, cells = StepTimes(runs=runs), _cells(runs, most)
+    rows = [index for cell in cells for index in cell.rows]
+    measured = np.log([runs[index].measured for index in rows])
 
-    runs: Sequence[PublishedRun]
-    most: int = _MOST
-    cells: list[_Cell] = field(default_factory=list)
-    times: StepTimes = field(init=False)
-    measured: Array = field(init=False)
+    def log_errors(values: Mapping[str, float]) -> Array:
+        return np.log(np.concatenate([times.predict(cell.rows, cell.fields(values)) for cell in cells])) - measured
 
-    def __post_init__(self) -> None:
-        self.times = StepTimes(runs=self.runs)
-        self.measured = np.log([run.measured for run in self.runs])
-        self.cells = _cells(self.runs, self.most)
-
-    def log_errors(self, values: Mapping[str, float]) -> Array:
-        return np.concatenate(
-            [np.log(self.times.predict(cell.rows, cell.fields(values))) - self.measured[list(cell.rows)] for cell in self.cells]
-        )
-
-    def fitted(self) -> list[Rate]:
-        names = sorted({factor for cell in self.cells for factors in cell.rates.values() for factor in factors})
-        constants = [Constant(name=name, prior=1.0, spread=0.1 if name == _EAGER_RATE else 0.3, lower=0.3, upper=3.0) for name in names]
-        count = sum(len(cell.rows) for cell in self.cells)
-        fit = fit_constants(self.log_errors, constants, num_runs=count)
-        base_errors = self.log_errors(fit.values)
-        slopes = np.stack(
-            [(self.log_errors({**fit.values, name: fit.values[name] * np.exp(_STEP)}) - base_errors) / _STEP for name in names], axis=1
-        )
-        known = np.array([constant.spreads(fit.values[constant.name]) * constant.spread for constant in constants])
-        widths = np.array([constant.spread for constant in constants])
-        kin = [cell.kin for cell in self.cells for _ in cell.rows]
-        every = _solved(base_errors, slopes, known, widths)
-        without = [_solved(base_errors[split.seen], slopes[split.seen], known, widths) for split in leave_one_out(kin)]
-        rates = []
-        for index, name in enumerate(names):
-            if name == _EAGER_RATE:
-                continue
-            calibration, of = name.split(": ")
-            telling = [cell for cell in self.cells if any(name in factors for factors in cell.rates.values())]
-            frameworks = tuple(sorted({cell.kin for cell in telling}))
-            shipped, value = _shipped(load_calibration(calibration).sustained, of), float(np.exp(every[index]))
-            others = [value] if len(frameworks) == 1 else [float(np.exp(logs[index])) for logs in without]
-            rates.append(
-                Rate(
-                    calibration=calibration,
-                    of=of,
-                    shipped=shipped,
-                    value=shipped * value,
-                    spread=fit.spreads[name] / fit.values[name],
-                    low=shipped * min(others),
-                    high=shipped * max(others),
-                    num_runs=sum(len(cell.rows) for cell in telling),
-                    frameworks=frameworks,
-                )
+    names = sorted({factor for cell in cells for factors in cell.rates.values() for factor in factors})
+    constants = [Constant(name=name, prior=1.0, spread=0.1 if name == _EAGER_RATE else 0.3, lower=0.3, upper=3.0) for name in names]
+    fit = fit_constants(log_errors, constants, num_runs=len(rows))
+    base_errors = log_errors(fit.values)
+    moved = [log_errors({**fit.values, name: fit.values[name] * np.exp(_STEP)}) for name in names]
+    slopes = np.stack([(errors - base_errors) / _STEP for errors in moved], axis=1)
+    known = np.array([constant.spreads(fit.values[constant.name]) * constant.spread for constant in constants])
+    widths = np.array([constant.spread for constant in constants])
+    every = _solved(base_errors, slopes, known, widths)
+    kin = [cell.kin for cell in cells for _ in cell.rows]
+    without = [_solved(base_errors[split.seen], slopes[split.seen], known, widths) for split in leave_one_out(kin)]
+    rates = []
+    for index, name in enumerate(names):
+        if name == _EAGER_RATE:
+            continue
+        calibration, of = name.split(": ")
+        telling = [cell for cell in cells if any(name in factors for factors in cell.rates.values())]
+        frameworks = tuple(sorted({cell.kin for cell in telling}))
+        shipped, value = _shipped(load_calibration(calibration).sustained, of), float(np.exp(every[index]))
+        others = [value] if len(frameworks) == 1 else [float(np.exp(logs[index])) for logs in without]
+        rates.append(
+            Rate(
+                calibration=calibration,
+                of=of,
+                shipped=shipped,
+                value=shipped * value,
+                spread=fit.spreads[name] / fit.values[name],
+                low=shipped * min(others),
+                high=shipped * max(others),
+                num_runs=sum(len(cell.rows) for cell in telling),
+                frameworks=frameworks,
             )
-        return rates
+        )
+    return rates
 
 
 def _solved(errors: Array, slopes: Array, base: Array, widths: Array) -> Array:
@@ -263,15 +248,11 @@ def clocks_values(rates: Sequence[Rate]) -> dict[str, object]:
     return {**counts, "surprises": ", ".join(surprises) or "none", "table": table(HEADERS, rows_of(rates), HEADERS[2:5])}
 
 
-def fitted_clocks(cases: Path) -> list[Rate]:
-    return Clocks(runs=read_runs(cases)).fitted()
-
-
 @exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("kernels.clocks", __doc__)
     options = parser.parse_args(arguments)
-    print(columns_text([HEADERS, *rows_of(fitted_clocks(options.cases))]))
+    print(columns_text([HEADERS, *rows_of(fitted_clocks(read_runs(options.cases)))]))
 
 
 if __name__ == "__main__":

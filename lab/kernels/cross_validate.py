@@ -151,11 +151,8 @@ def cross_validate(folder: Path, chips: Sequence[str] = CHIPS) -> Iterator[Error
         yield from (Errors(part=part, chip=name, errors=errors) for part, errors in shape_errors(folder, name))
     # sends between nodes, a straight line, are left out
     between = {kind: next(kernel.by_part(kernel.held_out_errors()))[1] for kind, kernel in between_nodes(folder, TABLES["h100"])}
-    between = {kind: between[kind] for kind in AICONFIGURATOR_KINDS if kind in between}
-    for part, errors in (
-        *((f"{BETWEEN}: {kind}", kind_errors) for kind, kind_errors in between.items()),
-        (BETWEEN, np.concatenate([*between.values()])),
-    ):
+    parts = {f"{BETWEEN}: {kind}": between[kind] for kind in AICONFIGURATOR_KINDS if kind in between}
+    for part, errors in {**parts, BETWEEN: np.concatenate([*parts.values()])}.items():
         yield Errors(part=part, chip="h100, h200", errors=errors)
     for name in chips:
         yield from (Errors(part=part, chip=name, errors=errors) for part, errors in chip_errors(folder, name))

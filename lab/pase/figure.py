@@ -151,16 +151,13 @@ def num_points(networks: Sequence[str], devices: Sequence[int]) -> int:
 
 
 def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[int]) -> None:
-    for field, given, known in (("graph", networks, FIGURE_NETWORKS), ("cluster", clusters, FIGURE_CLUSTERS)):
-        for name in given:
-            if name not in known:
-                raise bad_field(field, name, "is not in figure 6", f"use {', '.join(known)}")
-    for count in devices:
-        if count not in FIGURE_DEVICES:
-            raise bad_field("devices", count, "is not in figure 6", f"use {', '.join(map(str, FIGURE_DEVICES))}")
-    for field, num_given in (("graph", len(networks)), ("cluster", len(clusters)), ("devices", len(devices))):
-        if num_given == 0:
+    of_field = (("graph", networks, FIGURE_NETWORKS), ("cluster", clusters, FIGURE_CLUSTERS), ("devices", devices, FIGURE_DEVICES))
+    for field, given, known in of_field:
+        if not given:
             raise bad_field(field, "", "must name at least one", "leave it out for all of them")
+        for value in given:
+            if value not in known:
+                raise bad_field(field, value, "is not in figure 6", f"use {', '.join(map(str, known))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
 from lab.serving.engines import TODAYS, generic_engine, predict_as, read_rows, shipped_fits
@@ -79,23 +78,15 @@ def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: s
     )
     for chosen in sets:
         if len(chosen) >= _ENOUGH:
-            low, high = _quantiles(np.array([residual.value for residual in chosen]), _weights(chosen))
+            # runs of one model under one engine together weigh the square root of their number
+            keys = [(residual.row.labels.model, residual.row.labels.engine) for residual in chosen]
+            counts = Counter(keys)
+            weights, values = np.array([counts[key] ** -0.5 for key in keys]), np.array([residual.value for residual in chosen])
+            order = np.argsort(values)
+            share = np.cumsum(weights[order]) - 0.5 * weights[order]
+            low, high = np.interp([TAIL * weights.sum(), (1.0 - TAIL) * weights.sum()], share, values[order])
             return float(np.exp(low)), float(np.exp(high)), len(chosen)
     return None
-
-
-def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
-    """Return the weights: runs of one model under one engine together weigh the square root of their number."""
-    keys = [(residual.row.labels.model, residual.row.labels.engine) for residual in residuals]
-    counts = Counter(keys)
-    return np.array([counts[key] ** -0.5 for key in keys])
-
-
-def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
-    order = np.argsort(values)
-    share = np.cumsum(weights[order]) - 0.5 * weights[order]
-    low, high = np.interp([TAIL * weights.sum(), (1.0 - TAIL) * weights.sum()], share, values[order])
-    return float(low), float(high)
 
 
 def every_basis() -> list[ServingBasis]:

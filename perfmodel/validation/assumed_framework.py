@@ -14,6 +14,7 @@ from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.case_settings import settings_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.framework_patterns import framework_of
+from perfmodel.validation.step_times import PlannedRun
 
 #: Function from a case to its plan. Raises InputError for a case that cannot be predicted.
 PlanCase = Callable[[Case], PlannedCase]
@@ -84,7 +85,7 @@ class HiddenFrameworks:
             alike |= names if name in names else set()
         return known_families(without=alike)
 
-    def planned(self, run: HiddenRun) -> PlannedCase:
+    def planned(self, run: PlannedRun) -> PlannedCase:
         """Return the run planned with the profile of an unseen framework. Raises InputError."""
         return replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.cases import PublishedRun
 from lab.unseen import GROUPS, UnseenFrameworks, UnseenRun, figures_of, fits_of, main, over_groups
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.validation.assumed_framework import hidden
@@ -35,12 +36,13 @@ def test_neither_the_name_nor_the_framework_itself_is_seen(cases):
 
 def test_runs_on_broken_links_do_not_count_and_all_others_do(cases):
     times = list(UnseenFrameworks().times(read_cases(cases)))
-    assert {time.id for time in times} == {f"nanotron-{i}" for i in range(5)}
+    assert {time.run.id for time in times} == {f"nanotron-{i}" for i in range(5)}
     assert all(time.predicted > 0 for time in times)
 
 
 def run(group, ratio, profile):
-    return UnseenRun(id="x", group=group, profile=profile, predicted=ratio, measured=1.0)
+    published = PublishedRun(case=None, planned=None, profile=profile, settings={}, measured=1.0, choice=None)
+    return UnseenRun(run=published, group=group, predicted=ratio)
 
 
 def test_a_group_is_judged_by_the_groups_of_others():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.cases import read_runs
-from lab.kernels.clocks import Clocks, Rate, clocks_values, main, rows_of
+from lab.kernels.clocks import Rate, clocks_values, fitted_clocks, main, rows_of
 
 CASES = Path(__file__).parents[2] / "golden" / "published_training.jsonl.gz"
 DETERMINED = Rate(
@@ -31,7 +31,7 @@ def test_what_ships_and_surprises_the_runs_is_named():
 def test_the_clocks_that_ship_are_those_of_the_published_runs():
     """The determined clocks, with a few runs of some frameworks."""
     runs = [run for run in read_runs(CASES) if run.profile in ("composer-fsdp", "megatron", "torchtitan")]
-    clocks = {(clock.calibration, clock.of): clock for clock in Clocks(runs=runs, most=12).fitted()}
+    clocks = {(clock.calibration, clock.of): clock for clock in fitted_clocks(runs, most=12)}
     for calibration in ("a100", "h100"):
         rate = clocks[calibration, "matmul"]
         assert rate.value == pytest.approx(rate.shipped, rel=0.03)
