@@ -72,6 +72,8 @@ def export(
         if out.suffix and out.suffix not in endings:
             rule = f"{exported.framework} is written as files that end in {', '.join(endings)}"
             raise bad_field("out", out, rule, f"write {out.with_suffix(endings[-1])}")
+        if any((out.parent / name).resolve() == Path(plan).resolve() for name in exported.files):
+            raise bad_field("out", out, f"would overwrite {plan}", "use another name")
         write_export(exported, out.parent)
 
     def blocks() -> Iterator[Block]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WHOLE_BASE = (0, 1)
 
 #: Axes that a framework may lack; all have data parallelism.
-AXES = ("tp", "cp", "pp")
+AXES = ("tp", "cp", "pp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ RUNS_GROUPS: Mapping[str, Any] = {"sharding": ZeroRuns, "pipelines": PipelineRun
 class Runs(Grouped):
     """Features of the plans that a framework can run.
 
-    axes                 axes among tp, cp, pp
+    axes                 axes among tp, cp, pp, ep
     context_forms        forms of context parallelism that it has if they are stated, in addition to its axes
     recompute            kinds of recomputation
     sequence_parallel    sequence parallelism with tp
@@ -92,7 +92,7 @@ class Runs(Grouped):
     recompute_modules    parts of a layer may be recomputed by name
     flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
-    axes_of_bases        axes among tp, cp, pp with a quantised base
+    axes_of_bases        axes among tp, cp, pp, ep with a quantised base
     offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
     compressions         methods of gradient compression (`--gradient-compression`)
     default_recompute    documented default of the trainer for a plan that names none; empty: none
@@ -215,15 +215,15 @@ def not_runnable_reason(plan: Plan, profile: ExecutionProfile) -> str:
     every = runs
     if plan.job.train.quantizes_base or splits:
         runs = runs.for_training(plan.job.train).for_schedule(splits_backward=splits)
-    for axis in AXES:
-        if layout.degree(axis) > 1 and axis not in runs.axes:
+    degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
+    for axis, degree in degrees.items():
+        if degree > 1 and axis not in runs.axes:
             condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
-            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{condition}"
+            return f"{axis}={degree}: {framework} has no {axis}{condition}"
     zero, pipelined = int(plan.zero), layout.pp > 1
     stages = runs.sharding
     if zero in every.sharding.zero and zero not in stages.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
-    degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
     if combines_axes(**degrees, data=layout.data_parallel) and not stages.admits_axes(
         zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1
     ):

@@ -169,3 +169,14 @@ def test_a_refused_export_writes_nothing(call, config, tmp_path, flags, sentence
     assert code == 2
     assert sentence in err
     assert set(tmp_path.iterdir()) == before
+
+
+def test_an_export_does_not_overwrite_its_plan(call, tmp_path):
+    job = ("--model", "qwen3-8b", "--cluster", "l40s-48gb", "--chips", 4, "--global-batch", 16, "--seq-len", 2048, "--profile", "trl")
+    path = tmp_path / "lora.yaml"
+    assert call("predict", *job, "--train", "lora:16", "--recompute", "full", "--save", path)[0] == 0
+    plan = path.read_text()
+    code, _, err = call("export", path, "--to", "trl", "--out", tmp_path / "lora")
+    assert code == 2 and "would overwrite" in joined(err)
+    assert path.read_text() == plan
+    assert call("export", path, "--to", "trl", "--out", tmp_path / "run")[0] == 0

@@ -122,7 +122,8 @@ def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
         signature.bind(*[None for spec in specs if not spec.name], **{spec.name: None for spec in specs if spec.name})
     except TypeError as error:
         shown = ", ".join(names) or "nothing"
-        raise bad_field("inputs", " ".join(map(str, specs)) or "none", f"{error}; forward takes {shown}") from None
+        remedy = f"give the type and the sizes of each, such as {names[0]}=float32[8,64]" if names else "leave them out"
+        raise bad_field("inputs", " ".join(map(str, specs)) or "none", f"{error}; forward takes {shown}", remedy) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher:
     """Return the layouts for which the framework surely runs this ZeRO stage; it may also run rules under another name than its own."""
     runs = space.runs
     runnable = admitted_zero(runs.sharding, rows, zero)
-    for axis, degrees in (("pp", np.array(rows.pp)), ("tp", rows.tp), ("cp", rows.cp)):
+    for axis, degrees in (("pp", np.array(rows.pp)), ("tp", rows.tp), ("cp", rows.cp), ("ep", rows.ep)):
         if axis not in runs.axes:
             runnable &= degrees == 1
     if space.balanced_context:

@@ -207,7 +207,8 @@ class RuleChoices:
             fine = fine_sizes(self.job.transformer, cp=cp, tp=tp)
             kv, q = fine["tp_kv"], fine["tp_q"]
             pairs = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=kv, tp_q=q, cp=cp, data=data)
-            self.folded[key] = [(ep, etp) for ep, etp in pairs if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
+            pairs = [(ep, etp) for ep, etp in pairs if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
+            self.folded[key] = [(ep, etp) for ep, etp in pairs if ep == 1 or "ep" in self.space.runs.axes]
         return self.folded[key]
 
     def with_dispatchers(self, mask: int, ep: int) -> int:
