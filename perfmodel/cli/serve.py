@@ -275,7 +275,7 @@ def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
         yield Text(f"Start{copies}", apart=True)
         yield Command(line.command)
         if line.config:
-            yield Text(f"{line.config_name}: {' | '.join(line.config.splitlines())}")
+            yield Text(f"{line.config_name}:\n{line.config.rstrip()}", wraps=False)
         yield from map(Text, line.notes)
 
 

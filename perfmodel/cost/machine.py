@@ -18,6 +18,7 @@ from perfmodel.hardware.calibration import (
     GROUPED_TILE,
     NO_TILES,
     SPEC_SHEET,
+    WIDENED_TILE,
     AttentionModel,
     Calibration,
     DecodeAttentionModel,
@@ -158,6 +159,7 @@ class ServingRates:
     relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype without units is missing
     exposed_floor     exposed share of a kernel's floor
     peak_flop_rate    in 16 bits, at the clock of attention     [FLOP/s]
+    widened           of products in 16 bits, with the additional tile of kernels that widen weights
     """
 
     kernels: ServingKernels
@@ -165,6 +167,7 @@ class ServingRates:
     relative_rate: Mapping[Dtype, float]
     exposed_floor: float
     peak_flop_rate: float
+    widened: MatmulRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -281,7 +284,11 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, dty
     matmul_model, is_own = _nearest_matmul(models.matmul or SPEC_SHEET.kernels.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and models.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
-    matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, matmul_model.floor_time * exposed_floor, slowdown("matmul"))
+    floor_time = matmul_model.floor_time * exposed_floor
+    matmul, widened = (
+        _matmul_rates(model, peak * clock, memory_bandwidth, units, floor_time, slowdown("matmul"))
+        for model in (matmul_model, _with_tile(matmul_model, WIDENED_TILE))
+    )
 
     streaming_models = models.streaming or SPEC_SHEET.kernels.streaming
     streaming = _streaming_rates(streaming_models, memory_bandwidth, exposed_floor, slowdown("streaming"))
@@ -351,7 +358,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, dty
         ),
         contention=calibration.contention,
         basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.fit.errors),
-        serving=_serving_rates(calibration, chip, _decode_rates(calibration, memory_bandwidth, units, slowdown("attention"))),
+        serving=_serving_rates(calibration, chip, _decode_rates(calibration, memory_bandwidth, units, slowdown("attention")), widened),
         convolution=convolution,
     )
 
@@ -366,7 +373,9 @@ def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
     return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
 
 
-def _serving_rates(calibration: Calibration, chip: Chip, decode_attention: Mapping[str, DecodeAttentionRates]) -> ServingRates:
+def _serving_rates(
+    calibration: Calibration, chip: Chip, decode_attention: Mapping[str, DecodeAttentionRates], widened: MatmulRates
+) -> ServingRates:
     sustained = calibration.sustained
     rates = {
         dtype: (calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or peak_rate) * sustained.clock(dtype)
@@ -379,6 +388,7 @@ def _serving_rates(calibration: Calibration, chip: Chip, decode_attention: Mappi
         relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
         exposed_floor=sustained.exposed_floor_fraction,
         peak_flop_rate=base_rate / sustained.sustained_clock_fraction * sustained.attention_clock_fraction,
+        widened=widened,
     )
 
 
@@ -393,10 +403,9 @@ def _grouped_rates(
     unmeasured = GroupedMatmulModel(floor_time=2.0 * plain.floor_time)
     model = next((models[near] for near in (dtype, *_NEAREST_DTYPE.get(dtype, ())) if near in models), unmeasured)
     products = replace(
-        plain,
+        _with_tile(plain, GROUPED_TILE),
         peak_fraction=plain.peak_fraction * model.rate_fraction,
         memory_fraction=plain.memory_fraction * model.memory_fraction,
-        tiles=plain.tiles if plain.tiles == NO_TILES else (*plain.tiles, GROUPED_TILE),
     )
     return GroupedMatmulRates(
         matmul=_matmul_rates(products, flop_rate, memory_bandwidth, units, 0.0, factor),
@@ -453,6 +462,10 @@ def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[
     raise InputError(
         f"dtype={dtype}: the calibration has no matmul model near it; it has {', '.join(models)}; measure one or choose another"
     )
+
+
+def _with_tile(model: MatmulModel, tile: tuple[float, float, float]) -> MatmulModel:
+    return model if model.tiles == NO_TILES else replace(model, tiles=(*model.tiles, tile))
 
 
 def _matmul_rates(

@@ -20,6 +20,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving_plan import ServingLayout, ServingPlan
+from perfmodel.workload.models import hub_id_of
 from perfmodel.workload.serving import ServingJob
 
 PREFILL, DECODE = "prefill", "decode"
@@ -148,7 +149,7 @@ def _vllm(server: _Server) -> LaunchLine:
     words += ["--enforce-eager"] if not engine.host.has_graphs else []
     if job.speculation is not None:
         drafted = {"num_speculative_tokens": job.speculation.draft_tokens}
-        by = {"method": "mtp"} if job.speculation.draft is None else {"model": job.speculation.draft.name}
+        by = {"method": "mtp"} if job.speculation.draft is None else {"model": hub_id_of(job.speculation.draft.name)}
         words += ["--speculative-config", json.dumps(by | drafted)]
     if server.role:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
@@ -181,7 +182,7 @@ def _sglang(server: _Server) -> LaunchLine:
     if job.speculation is not None:
         drafted = job.speculation.draft_tokens
         words += ["--speculative-algorithm", "EAGLE" if job.speculation.draft is None else "STANDALONE"]
-        words += ["--speculative-draft-model-path", job.speculation.draft.name] if job.speculation.draft is not None else []
+        words += ["--speculative-draft-model-path", hub_id_of(job.speculation.draft.name)] if job.speculation.draft is not None else []
         words += ["--speculative-num-steps", str(drafted), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(drafted + 1)]
     words += ["--disaggregation-mode", server.role] if server.role else []
@@ -213,7 +214,7 @@ def _tensorrt_llm(server: _Server) -> LaunchLine:
             lines += ["  decoding_type: MTP", f"  num_nextn_predict_layers: {job.speculation.draft_tokens}"]
         else:
             lines += ["  decoding_type: DraftTarget", f"  max_draft_len: {job.speculation.draft_tokens}"]
-            lines += [f"  speculative_model_dir: {job.speculation.draft.name}"]
+            lines += [f"  speculative_model_dir: {hub_id_of(job.speculation.draft.name)}"]
     notes = server.notes(online=())
     if server.role:
         lines += ["cache_transceiver_config:", "  backend: DEFAULT"]

@@ -26,7 +26,13 @@ DOES_NOT_FIT = "does not fit: "
 
 
 def lengths_line(job: ServingJob) -> str:
-    return f"{_lengths(job.input_len)} tokens in, {_lengths(job.output_len)} out"
+    """Return the text of a request: its lengths, the cached share of its prompt, and the tokens drafted for its answer."""
+    text = f"{_lengths(job.input_len)} tokens in, {_lengths(job.output_len)} out"
+    if job.prefix_hit:
+        text += f", {percent(job.prefix_hit)} of a prompt cached"
+    if (drafts := job.speculation) is not None:
+        text += f", {drafts.draft_tokens} tokens drafted a step{f' by {drafts.draft.name}' if drafts.draft else ''}, {drafts.acceptance:g} accepted"
+    return text
 
 
 def _lengths(lengths: Lengths) -> str:

@@ -71,7 +71,8 @@ def weight_product_time(
     untuned u  share of the rate of large products reached by a library without kernels for few rows; 1: it has them. The time is at least
                t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R)
     y       exposed share of a kernel's floor
-    C       of `matmul_time`, at the rate of the compute dtype; t0 the floor of products in 16 bits
+    C       of `matmul_time`, at the rate of the compute dtype, with an additional tile of 16 rows where a = 2 (`WIDENED_TILE`)
+    t0      floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
     The machine computes in 16 bits, and so do products of a format for which the chip has no units. Without quantization it is
@@ -86,8 +87,10 @@ def weight_product_time(
         time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=quantization.weight_bytes, machine=machine)
     else:
         model = serving.kernels.weight_product[quantization.kernel]
+        tiled = machine.matmul if a < WIDE_ITEMSIZE else serving.widened
+        plain = replace(machine.matmul, tiles=tiled.tiles, tile_columns=tiled.tile_columns)
         rates = replace(
-            _weight_rates(machine.matmul, model, quantization, machine),
+            _weight_rates(plain, model, quantization, machine),
             least_waves=machine.matmul.least_waves * model.waves_factor,
             inverse_least_waves=machine.matmul.inverse_least_waves / model.waves_factor,
             inverse_split_depth=machine.matmul.inverse_split_depth / model.split_factor,

@@ -198,6 +198,17 @@ def first_of_each(kinds: Array | Whole, *keys: Array | Whole) -> Whole:
     return np.sort(order[is_first])
 
 
+def usual_tokens(table: LoadTable, row: int) -> int | None:
+    """Return the feasible row that differs from a row only in the engine's own number of tokens of a step, if there is one."""
+    columns = table.columns
+    if not columns.max_tokens[row]:
+        return None
+    alike = (columns.max_tokens == 0) & (table.formats == table.formats[row]) & (table.verdict == FEASIBLE)
+    for name in set(COLUMNS) - {"max_tokens"}:
+        alike &= getattr(columns, name) == getattr(columns, name)[row]
+    return int(np.argmax(alike)) if alike.any() else None
+
+
 _CODES = {"ttft": TTFT, "tpot": TPOT, "request_latency": LATENCY}
 #: Largest number of reductions of the clients before a plan is given up.
 _MOST_STEPS = 6
@@ -247,7 +258,20 @@ class Chosen:
         return plans
 
     def kept(self, table: LoadTable, row: int) -> RankedPlan | None:
-        """Return the plan of a row, with fewer clients if those of the table break a limit."""
+        """Return the plan of a row, with fewer clients if those of the table break a limit.
+
+        Formulas err by more than what other tokens of a step gain under a given load, so the engine's own number is simulated as well and
+        chosen if it is as good.
+        """
+        usual = None if self.evaluator.is_load_searched else usual_tokens(table, row)
+        plans = [self._kept(table, one) for one in (usual, row) if one is not None]
+        return min(
+            (plan for plan in plans if plan),
+            key=lambda plan: (self.objective.cost(plan), plan.prediction.request_latency.mean),
+            default=None,
+        )
+
+    def _kept(self, table: LoadTable, row: int) -> RankedPlan | None:
         kept, first = self.kept_layout(int(table.formats[row]), table.columns.layout(row), int(table.concurrency[row]))
         if first is not None:
             self.broken[row] = self.evaluator.limits.seen(first.prediction)

@@ -97,7 +97,8 @@ PRODUCTS = {  # aiconfigurator's tables, with the pass before the product: chip,
     ("h100", "fp8", 16, 8192, 8192): 37.7, ("h100", "fp8", 4096, 8192, 8192): 446.6, ("h100", "fp8", 16, 128, 128): 12.3,
     ("h100", "fp8-block", 64, 8192, 8192): 32.4, ("b200", "nvfp4", 64, 10240, 8192): 20.4, ("b200", "nvfp4", 4096, 8192, 8192): 132.4,
     ("b200", "fp8", 64, 16384, 4096): 27.2, ("b200", "fp8-block", 4096, 16384, 4096): 197.2, ("a100", "w4a16", 4096, 8192, 8192): 2140.0,
-    ("a100", "int8", 4096, 8192, 8192): 1031.0,
+    ("a100", "int8", 4096, 8192, 8192): 1031.0, ("a100", "w4a16", 1, 65536, 4096): 89.1, ("a100", "w4a16", 16, 16384, 16384): 101.4,
+    ("a100", "w4a16", 1, 8192, 12288): 51.2,
 }  # fmt: skip
 
 
@@ -122,6 +123,17 @@ def test_narrow_weights_start_as_plain_products_do_and_a_cast_is_an_extra():
     )
     assert fused == pytest.approx(plain, rel=0.1)
     assert apart - fused == pytest.approx(machine.serving.kernels.weight_product["fp8"].cast_time, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["w4a16", "int8-weights"])
+@pytest.mark.parametrize("chip", ["a100", "h100", "b200"])
+def test_a_row_takes_the_read_of_weights_that_the_product_widens(chip, name):
+    machine, quantization = shipped_machine(chip), QUANTIZATIONS[name]
+    num_bytes = quantization.weight_bytes * 4096 * 65536
+    time = weight_product_time(m=1, n=4096, k=65536, quantization=quantization, machine=machine)
+    many = weight_product_time(m=1, n=65536, k=4096, quantization=quantization, machine=machine)
+    assert num_bytes / machine.memory.bandwidth < many < 1.6 * num_bytes / machine.memory.bandwidth
+    assert many < time < 3 * num_bytes / machine.memory.bandwidth  # few columns keep few units busy
 
 
 def test_streaming_weights_costs_their_bytes():

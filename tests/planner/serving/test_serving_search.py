@@ -145,6 +145,14 @@ def test_baselines_are_no_better_than_the_best():
     assert next(baseline for baseline in result.baselines if baseline.name == "engine's default").reason == "does not fit on one chip"
 
 
+@pytest.mark.parametrize("load", [{"rate": 8.0}, {"concurrency": 16}])
+def test_other_tokens_of_a_step_are_chosen_only_where_the_simulation_gains(load):
+    job = serving_job(input_len=1024, **load)
+    result = searched(job, chips=1, top=1)
+    usual = next(baseline for baseline in result.baselines if baseline.name == "engine's default").plans[0]
+    assert result.best.prediction.request_latency.mean <= usual.prediction.request_latency.mean
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "tp", "degrees"),
     [
