@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.machine import Machine
+from perfmodel.cost.memory.moments import keeps_gathered
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
+from perfmodel.cost.repeated_gathers import repeated_gather_time
 from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.cost.step import RegionTimes, beat_of, ends_time, hop_time, pipeline_step_time, region_times
@@ -227,7 +229,7 @@ def assembled_step(
     num_microbatches: Column,
     virtual_stages: Column,
 ) -> StepColumns:
-    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits of every micro-batch."""
+    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits for gathers and reductions."""
     stages, terms, p = columns.stages, columns.terms, columns.grid.degree["pp"]
     schedule = first.schedule
     shape = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
@@ -238,6 +240,8 @@ def assembled_step(
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
         overlapped_sends = overlapped_send_time(waits.total, beat, shape, hop=hop, profile=profile)
         pipeline = pipeline - overlapped_sends
+        if keeps_gathered(terms.program):
+            waits = replace(waits, gathered_again=repeated_gather_time(terms, regions, stages, shape, profile))
     return StepColumns(
         plans=columns, regions=regions, hop=hop, overlapped_sends=overlapped_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
     )

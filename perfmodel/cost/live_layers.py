@@ -32,6 +32,8 @@ class LiveLayers:
     fewer_at_first   `most` less the maximum when all layers of the first virtual stage have just run backward for a micro-batch
     later_at_last, later_at_first   further decrease once all layers have had a backward pass before
     over_at_first    share of the layers that have had their last backward pass when the first virtual stage has its second one
+    freed_weights    share of the layers whose sharded weights torch's pipelines have freed when `most` is reached   [-]
+    first_freed, last_freed  1 if those of the first, the last virtual stage are freed then, else 0
     """
 
     at_first: Column
@@ -47,6 +49,9 @@ class LiveLayers:
     later_at_last: Column
     later_at_first: Column
     over_at_first: Column
+    freed_weights: Column
+    first_freed: Column
+    last_freed: Column
 
 
 def live_layers(*, schedule: AnySchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:

@@ -54,7 +54,7 @@ def parameter_time(
     overlaps = terms.zero in profile.communication.overlaps_gradients
     slowdown = profile.timing.compute_slowdown_under_communication
     happens = terms.program.happens
-    gather = m * waits.gather
+    gather = m * waits.gather + waits.gathered_again
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
     reduction = m * waits.reduction
@@ -93,11 +93,16 @@ def waits_each_microbatch(terms: ParameterTerms) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. per_rank: exposed time of each rank alone. [s]"""
+    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. [s]
+
+    per_rank         exposed time of each rank alone
+    gathered_again   exposed time of repeated gathers in a step (`repeated_gather_time`)
+    """
 
     gather: Column = 0.0
     reduction: Column = 0.0
     per_rank: Ranks = ()
+    gathered_again: Column = 0.0
 
     @property
     def total(self) -> Any:

@@ -24,9 +24,11 @@ from perfmodel.parallel.pass_orders import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
+    MOST_GATHERED,
     PAIRED_BACKWARD,
     WEIGHT_GRADIENT,
     Pass,
+    freed_weights,
     in_flight,
     pass_times,
 )
@@ -182,7 +184,7 @@ class OneForwardOneBackward(Schedule):
 
 
 #: Groups of p micro-batches after which further groups change nothing: forward and backward passes alternate through a full group.
-_STEADY_GROUPS = 3
+STEADY_GROUPS = 3
 
 
 class Interleaved(Schedule):
@@ -223,12 +225,19 @@ class Interleaved(Schedule):
         return np.minimum(pipeline.num_microbatches, 2.0 * pipeline.num_ranks - 1.0)
 
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
-        return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
+        return np.minimum(np.ceil(num_microbatches / num_ranks), STEADY_GROUPS)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
         """Source: Korthikanti et al. 2022, section 4.2.3: the first rank has 1 + (p - 1)/(p v) of p micro-batches in flight."""
-        ahead = 2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks
-        return _live_groups(chunks, num_ranks, ahead)
+        return self._live_groups(chunks, rank, num_ranks, ahead=2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks)
+
+    def _live_groups(self, chunks: tuple[int, ...], rank: int, num_ranks: int, *, ahead: int) -> NDArray[np.float64]:
+        """Return the live layers by number of groups. ahead: forward passes before the first backward pass"""
+        rows = []
+        for number in range(num_ranks, (STEADY_GROUPS + 1) * num_ranks, num_ranks):
+            freed = freed_weights(self.order(rank, num_ranks, number, len(chunks)) if len(chunks) > MOST_GATHERED else (), chunks)
+            rows.append((*_live_passes(chunks, num_ranks, number, ahead), *freed))
+        return np.array(rows)
 
 
 class ZeroBubble(Interleaved):
@@ -280,7 +289,7 @@ class ZeroBubble(Interleaved):
         return np.where((np.asarray(rank) > 0.0) | (np.asarray(pipeline.virtual_stages) > 1.0), rank + 1.0, 0.0)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
-        rows = _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)
+        rows = self._live_groups(chunks, rank, num_ranks, ahead=len(chunks) * num_ranks - 1)
         forward = np.cumsum(np.tile(np.repeat(np.array(chunks, dtype=np.float64), num_ranks), 2))
         rows[:, 0] = forward[(len(chunks) - 1) * num_ranks + num_ranks - rank - 1]  # as the first gradients of inputs begin
         return rows
@@ -311,7 +320,7 @@ class Simulated(Schedule):
         of_stages = chain(*zip(*times.by_stage, strict=True))  # forward of each virtual stage, then backward, then gradients of weights
         p, m, v, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, *of_stages)
         ends, count = np.empty(p.shape), len(columns) // 3
-        for num_ranks, number, chunks in _distinct(p, m, v):
+        for num_ranks, number, chunks in distinct_rows(p, m, v):
             at, stages = (p == num_ranks) & (m == number) & (v == chunks), num_ranks * chunks
             forward, backward, weights = ([column[at] for column in columns[i * count : i * count + stages]] for i in range(3))
             inputs = [b - w for b, w in zip(backward, weights, strict=True)]
@@ -325,7 +334,7 @@ class Simulated(Schedule):
         hops = np.asarray(hop) / np.maximum(third, np.finfo(float).tiny)
         p, m, v, hops, third = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, hops, third)
         delays = np.empty(p.shape)
-        for num_ranks, number, chunks in _distinct(p, m, v):
+        for num_ranks, number, chunks in distinct_rows(p, m, v):
             at = (p == num_ranks) & (m == number) & (v == chunks)
             known = _delays(self, num_ranks, number, chunks)
             slope = (known[-1] - known[-2]) / (_HOPS[-1] - _HOPS[-2])
@@ -384,7 +393,7 @@ def _delays(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chun
     return ends - ends[0]
 
 
-def _distinct(*columns: Any) -> list[tuple[int, ...]]:
+def distinct_rows(*columns: Any) -> list[tuple[int, ...]]:
     """Return the distinct combinations of numbers in columns."""
     rows = np.stack([column.ravel() for column in columns], axis=-1).astype(np.int64)
     return list(map(tuple, np.unique(rows, axis=0).tolist()))
@@ -552,15 +561,11 @@ def _without_chunks(held: float, most: float, *, ends: float, ran: float) -> tup
 
     ends   1 if no forward pass follows the first backward pass   ran   1 if one backward pass has ended when the most are in flight
     """
-    return (most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, 0.0)
-
-
-def _live_groups(chunks: tuple[int, ...], num_ranks: int, ahead: int) -> NDArray[np.float64]:
-    return np.array([_live_passes(chunks, num_ranks, groups * num_ranks, ahead) for groups in range(1, _STEADY_GROUPS + 1)])
+    return (most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, *[0.0] * 4)
 
 
 def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int, ahead: int) -> tuple[float, ...]:
-    """Return the fields of `LiveLayers` from the order of passes.
+    """Return the fields of `LiveLayers` up to `over_at_first` from the order of passes.
 
     The order is `ahead` forward passes, then one forward and one backward pass in turn, then the remaining backward passes. Groups of pp
     micro-batches run through the virtual stages: forward from the first to the last, backward from the last to the first.
