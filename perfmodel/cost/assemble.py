@@ -22,9 +22,9 @@ from perfmodel.cost.memory.moments import keeps_gathered
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import Program
 from perfmodel.cost.repeated_gathers import repeated_gather_time
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.cost.step import RegionTimes, beat_of, ends_time, hop_time, pipeline_step_time, region_times
 from perfmodel.cost.update import ParameterTerms, accumulation_time, cast_time, compression_time, optimizer_time, parameter_terms, tied_time

@@ -30,9 +30,9 @@ from perfmodel.cost.memory.plan import (
     scalar,
     with_reserve,
 )
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,

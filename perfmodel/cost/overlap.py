@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import RegionTimes, beat_with, exposed_sends
 from perfmodel.cost.update import ParameterTerms

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.schedules import STEADY_GROUPS, Pipeline, distinct_rows, schedule_of
+from perfmodel.cost.pipeline import Pipeline
+from perfmodel.cost.schedules import STEADY_GROUPS, distinct_rows, schedule_of
 from perfmodel.cost.stages import Stages, stage_sums, sum_of
 from perfmodel.cost.step import RegionTimes
 from perfmodel.cost.update import ParameterTerms

@@ -17,8 +17,9 @@ from perfmodel.cost.collectives import CollectiveKind, collective_time, send_tim
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
+from perfmodel.cost.pipeline import Pipeline, StageTimes
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.schedules import Pipeline, StageTimes, schedule_of
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.cost.stages import (
     Ranks,
     Stages,

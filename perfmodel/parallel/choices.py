@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Any
 
+import numpy as np
+
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.values import several
 from perfmodel.parallel.placement import Placement
@@ -77,13 +79,15 @@ class PipelineSchedule(StrEnum):
 
     @property
     def groups_microbatches(self) -> bool:
-        """The number of micro-batches must be a multiple of the number of ranks."""
+        """Micro-batches run through several virtual stages of a rank in groups."""
         return self in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
 
-    def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
-        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
-        if self.groups_microbatches:
+    def admits(self, num_microbatches: Any, num_ranks: int, num_chunks: int = 1) -> Any:
+        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, ranks and chunks of a rank."""
+        if self is PipelineSchedule.INTERLEAVED:
             return num_microbatches % num_ranks == 0
+        if self is PipelineSchedule.ZERO_BUBBLE and num_chunks > 1:
+            return num_microbatches % num_rounds(num_microbatches, num_ranks) == 0
         least = 2 * num_ranks if self is PipelineSchedule.DUALPIPEV else 1
         return num_microbatches >= least
 
@@ -101,6 +105,16 @@ class PipelineSchedule(StrEnum):
     def num_chunks(self) -> int | None:
         """Virtual stages of a rank, if the schedule exists for one number only."""
         return 2 if self.placement is Placement.V else None
+
+
+def num_rounds(num_microbatches: Any, num_ranks: Any) -> Any:
+    """Return the number of groups in which torch runs micro-batches, a number or a column, through the virtual stages of each rank."""
+    return np.maximum(num_microbatches // num_ranks, 1)
+
+
+def rounds_rule(num_microbatches: int, num_ranks: int) -> str:
+    """Return the number of rounds as text, with its rule."""
+    return f"the number of rounds, max(1, {num_microbatches} // pp={num_ranks}) = {num_rounds(num_microbatches, num_ranks)}"
 
 
 class AttentionKernel(StrEnum):

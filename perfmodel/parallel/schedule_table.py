@@ -67,7 +67,7 @@ class ScheduleTable:
 
     @property
     def groups_microbatches(self) -> bool:
-        """The number of micro-batches must be a multiple of the number of ranks: the file states one number."""
+        """Micro-batches run through several virtual stages of a rank in groups: the file states the order."""
         return False
 
     @property
@@ -80,9 +80,9 @@ class ScheduleTable:
         """A rank must hold several virtual stages."""
         return self.num_chunks > 1
 
-    def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
+    def admits(self, num_microbatches: Any, num_ranks: int, num_chunks: int = 1) -> Any:
         """Return whether the schedule is for these numbers of micro-batches, a number or a column, and of ranks."""
-        return (num_microbatches == self.num_microbatches) & (num_ranks == self.num_ranks)
+        return (num_microbatches == self.num_microbatches) & (num_ranks == self.num_ranks) & (num_chunks == self.num_chunks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain values of a plan file."""

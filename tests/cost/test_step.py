@@ -10,8 +10,8 @@ from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.launches import BY_HAND, FORWARD
 from perfmodel.cost.memory.plan import adding_up
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import exposed_sends, host_factor, pace, phase_launches
 from perfmodel.cost.update import element_bytes

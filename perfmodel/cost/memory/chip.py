@@ -21,7 +21,8 @@ from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.schedules import Pipeline, schedule_of
+from perfmodel.cost.pipeline import Pipeline
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.cost.stages import Stages, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column

@@ -24,7 +24,7 @@ from perfmodel.cost.memory.chip import (
     waiting_memory,
 )
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, keeps_gathered, largest, rank_moments
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.update import ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column

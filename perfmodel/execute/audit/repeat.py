@@ -27,7 +27,7 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     micro-batches of a stage are in flight.
     """
     p, m = plan.layout.pp, plan.num_microbatches
-    if isinstance(plan.schedule, ScheduleTable):
+    if isinstance(plan.schedule, ScheduleTable) or (plan.schedule.groups_microbatches and m % p):
         return (m,)
     if plan.schedule.groups_microbatches and p > 1:
         first, step = 3 * p, p

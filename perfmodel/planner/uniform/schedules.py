@@ -15,7 +15,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.live_layers import LiveLayers, three_live_layers
 from perfmodel.cost.memory.chip import kept_memory, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
@@ -119,6 +119,6 @@ def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_
         if choice.schedule is PipelineSchedule.GPIPE:
             legal[..., i] = count > 1  # 1f1b otherwise
         else:
-            legal[..., i] = choice.schedule.admits(count, pp)
+            legal[..., i] = choice.schedule.admits(count, pp, choice.virtual_stages)
     legal &= m >= least_microbatches
     return legal

@@ -12,8 +12,8 @@ from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.moments import keeps_gathered
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, waits_each_microbatch
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.repeated_gathers import repeated_gather_time
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms

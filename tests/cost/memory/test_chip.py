@@ -11,7 +11,7 @@ from perfmodel.cost.live_layers import live_layers
 from perfmodel.cost.memory.chip import MEMORY, kept_on_rank
 from perfmodel.cost.memory.moments import At, largest
 from perfmodel.cost.memory.plan import memory_by_class
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.stages import stages_of
 from perfmodel.cost.update import held_elements
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory

@@ -48,6 +48,14 @@ def test_the_order_is_that_of_torch(schedule, chunks, num_ranks, num_microbatche
         assert order[0] == (FORWARD, 0, 0)
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks, num_microbatches", [(4, 1), (4, 3), (4, 7), (4, 10), (8, 27)])
+def test_rounds_are_those_of_torch(num_ranks, num_microbatches, num_chunks):
+    for rank in range(num_ranks):
+        order = SCHEDULES[PipelineSchedule.ZERO_BUBBLE].order(rank, num_ranks, num_microbatches, num_chunks)
+        assert order == torch_order(PipelineSchedule.ZERO_BUBBLE, rank, num_ranks, num_microbatches, num_chunks)
+
+
 @pytest.mark.parametrize("schedule", [PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE])
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("num_ranks, num_microbatches", [(2, 4), (2, 12), (4, 4), (4, 16)])
