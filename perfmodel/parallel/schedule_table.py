@@ -109,7 +109,12 @@ def read_table(path: str | Path) -> ScheduleTable:
     """Return the schedule of a CSV file. Raises InputError."""
     from perfmodel.foundation.files import read_text
 
-    return table_of(Path(path).stem, [line for line in read_text(path, "schedule").splitlines() if line.strip(", \t")], where=str(path))
+    return table_in(Path(path).stem, read_text(path, "schedule"), where=str(path))
+
+
+def table_in(name: str, text: str, *, where: str) -> ScheduleTable:
+    """Return the schedule in the text of a CSV file. Raises InputError."""
+    return table_of(name, [line for line in text.splitlines() if line.strip(", \t")], where=where)
 
 
 def table_of(name: str, lines: Sequence[str], *, where: str) -> ScheduleTable:

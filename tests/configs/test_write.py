@@ -11,10 +11,15 @@ import pytest
 import yaml
 
 import perfmodel
+from perfmodel import predict
 from perfmodel.configs.tables import load_tables, table_named
 from perfmodel.configs.write import facts_of_plan, write_config
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.pass_orders import PAIRED_BACKWARD
+from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.exporting import _compared, export_plan, write_export
@@ -241,3 +246,36 @@ def test_a_plan_that_a_framework_cannot_express_is_refused():
 def test_an_unknown_launcher_is_refused(plan):
     with pytest.raises(InputError, match="use kubernetes, skypilot, slurm, torchrun"):
         export_plan(plan, to="torchtitan", launcher="mpi")
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize(("schedule", "virtual_stages", "name"), [
+    ("zero-bubble", 1, "PipelineScheduleMulti"), ("interleaved", 2, "PipelineScheduleMulti"), ("dualpipev", 2, "ZBVZeroBubble"),
+])  # fmt: skip
+def test_a_schedule_from_a_file_is_written_next_to_the_config_and_read_again(tmp_path, to, schedule, virtual_stages, name):
+    path = tmp_path / "1f1b.csv"  # its name is not that of the schedule
+    path.write_text(text_of(PipelineSchedule(schedule), 4, 8, virtual_stages))
+    job = dict(model="llama-3-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=4096, zero=2, profile="torchtitan")
+    plan = predict(**job, pp=4, schedule=str(path), virtual_stages=virtual_stages).plan
+    exported = export_plan(plan, to=to, stem="job")
+    assert exported.options["parallelism.pipeline_parallel_schedule"] == name
+    assert exported.options["parallelism.pipeline_parallel_schedule_csv"] == "job-schedule.csv"
+    config, *_ = write_export(exported, tmp_path)
+    again = predict(str(config), cluster="dgx-h100", chips=8).plan
+    assert again.schedule.orders == plan.schedule.orders
+    assert predict(again).step_time == predict(plan).step_time
+    (tmp_path / "job-schedule.csv").unlink()
+    with pytest.raises(InputError, match=r"pipeline_parallel_schedule_csv=job-schedule.csv: is not next to job"):
+        predict(str(config), cluster="dgx-h100", chips=8)
+
+
+def text_of(schedule, num_ranks, num_microbatches, num_chunks):
+    """The orders of a schedule as torch's CSV file; pairs of passes as one action."""
+    lines = []
+    for rank, stages in enumerate(stages_of_ranks(num_ranks, num_ranks * num_chunks, schedule.placement)):
+        order = schedule_of(schedule).order(rank, num_ranks, num_microbatches, num_chunks)
+        cells = [f"{stages[chunk]}{'B' if kind == PAIRED_BACKWARD else kind}{index}" for kind, chunk, index in order]
+        for at in reversed([at for at, (kind, _, _) in enumerate(order) if kind == PAIRED_BACKWARD]):
+            cells[at - 1 : at + 1] = [f"({cells[at - 1]};{cells[at]})OVERLAP_F_B"]
+        lines.append(",".join(cells))
+    return "\n".join(lines) + "\n"
