@@ -14,18 +14,16 @@ import perfmodel
 from perfmodel import predict
 from perfmodel.configs.tables import load_tables, table_named
 from perfmodel.configs.write import facts_of_plan, write_config
-from perfmodel.cost.schedules import schedule_of
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.choices import PipelineSchedule
-from perfmodel.parallel.pass_orders import PAIRED_BACKWARD
-from perfmodel.parallel.placement import stages_of_ranks
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.exporting import _compared, export_plan, write_export
 from tests.configs.drawn_plans import FRAMEWORKS, draw_plan
 from tests.configs.launch_schemas import check
 from tests.marks import mostly_nightly
+from tests.parallel.schedule_files import text_of
 
 
 def round_trip(plan, framework, folder):
@@ -267,15 +265,3 @@ def test_a_schedule_from_a_file_is_written_next_to_the_config_and_read_again(tmp
     (tmp_path / "job-schedule.csv").unlink()
     with pytest.raises(InputError, match=r"pipeline_parallel_schedule_csv=job-schedule.csv: is not next to job"):
         predict(str(config), cluster="dgx-h100", chips=8)
-
-
-def text_of(schedule, num_ranks, num_microbatches, num_chunks):
-    """The orders of a schedule as torch's CSV file; pairs of passes as one action."""
-    lines = []
-    for rank, stages in enumerate(stages_of_ranks(num_ranks, num_ranks * num_chunks, schedule.placement)):
-        order = schedule_of(schedule).order(rank, num_ranks, num_microbatches, num_chunks)
-        cells = [f"{stages[chunk]}{'B' if kind == PAIRED_BACKWARD else kind}{index}" for kind, chunk, index in order]
-        for at in reversed([at for at, (kind, _, _) in enumerate(order) if kind == PAIRED_BACKWARD]):
-            cells[at - 1 : at + 1] = [f"({cells[at - 1]};{cells[at]})OVERLAP_F_B"]
-        lines.append(",".join(cells))
-    return "\n".join(lines) + "\n"
