@@ -181,6 +181,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "megatron_layout": lambda stage_layers: f"E{'|'.join(f't*{count}' if count else '' for count in stage_layers)}L",
     "module_layers": _module_layers,
     "module_names": _module_names,
+    "chunks_of": lambda table: table.num_chunks,
     "split_with_ends": lambda layers, stages: list(shorter_ends_stage_layers(layers, stages)),
     "adapter_targets": adapter_targets,
     "peft_targets": peft_targets,

@@ -22,6 +22,7 @@ from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import parse_yaml, read_text
 from perfmodel.foundation.plain import dotted
+from perfmodel.parallel.schedule_table import table_in
 
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
@@ -73,6 +74,7 @@ def read_source(path: str | Path) -> ConfigKeys:
         source.keys = {f"env.{name}": _value(value) for name, value in environment.items() if value} | dict(_options(words))
     _read_named_files(source)
     source.keys = _resolved(source.keys, where=str(path))
+    _read_schedules(source)
     return source
 
 
@@ -203,6 +205,19 @@ def _read_named_files(source: ConfigKeys) -> None:
         if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`
             source.keys |= {name: value for name, value in dotted(entry, f"{key}.") if name not in of_line}
     _read_registry(source)
+
+
+def _read_schedules(source: ConfigKeys) -> None:
+    """Replace the names of CSV files with the schedules in them."""
+    for key, name in source.keys.items():
+        if not (isinstance(name, str) and name) or common_rules()["sections"].get(key.rpartition(".")[2]) != "schedule":
+            continue
+        path = source.path.parent / name
+        if name not in source.embedded and not path.is_file():
+            source.missing[key] = name
+            continue
+        source.files.append(path)
+        source.keys[key] = table_in(path.stem, source.embedded.get(name) or read_text(path, "schedule"), where=str(path))
 
 
 def _read_registry(source: ConfigKeys) -> None:

@@ -62,14 +62,16 @@ class WrittenFile:
     when    condition on the facts under which the file is written
     head    of Python: text before the arguments of the config, with facts in braces
     calls   of Python: section -> function that makes it
+    lines   expression of the lines of a file without options
     """
 
     name: str
-    form: str
-    keys: Mapping[str, str]
+    form: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
     when: str = "True"
     head: str = ""
     calls: Mapping[str, str] = field(default_factory=dict)
+    lines: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

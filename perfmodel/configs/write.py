@@ -25,6 +25,7 @@ from perfmodel.parallel.choices import MODULES, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.workload.models import hub_id_of
 
@@ -94,6 +95,10 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "etp": plan.etp,
         "dispatcher": str(plan.dispatcher),
         "accumulation": plan.num_microbatches,
+        "schedule": plan.schedule.listed_as,
+        "schedule_lines": list(plan.schedule.lines) if isinstance(plan.schedule, ScheduleTable) else None,
+        "splits_backward": plan.schedule.splits_backward,
+        "placement": str(plan.schedule.placement),
         "stage_layers": list(plan.stage_layers),
         "even_stages": len(set(plan.stage_layers)) == 1
         and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages, plan.schedule.placement),
@@ -140,6 +145,9 @@ def write_config(
     arguments: list[str] = []
     for output in table.outputs:
         if not evaluate(output.when, names):
+            continue
+        if output.lines:
+            files[filled(output.name, names)] = "".join(f"{line}\n" for line in evaluate(output.lines, names))
             continue
         written: dict[str, tuple[Any, str]] = {}  # key -> value and comment
         for key, expression in output.keys.items():

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import Program
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.repeated_gathers import repeated_gather_time
 from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, region_sum, slowest_stage, stage_columns, stage_sums, stages_of
 from perfmodel.cost.step import RegionTimes, beat_with, ends_time, exposed_sends, hop_time, pipeline_step_time, region_times
 from perfmodel.cost.update import ParameterTerms, cast_time, compression_time, parameter_terms, tied_time, update_times
@@ -224,7 +225,7 @@ def assembled_step(
     num_microbatches: Column,
     virtual_stages: Column,
 ) -> StepColumns:
-    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits of every micro-batch."""
+    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits for gathers and reductions."""
     stages, terms, p = columns.stages, columns.terms, columns.grid.degree["pp"]
     schedule = first.schedule
     shape = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
@@ -235,6 +236,8 @@ def assembled_step(
         if first.layout.pp > 1:
             overlapped = overlapped_send_time(waits.total, times.beat, shape, hop=hop, profile=profile)
             pipeline, sends = pipeline - overlapped, sends - overlapped
+    if first.layout.pp > 1 and terms.program.keeps_gathered:
+        waits = replace(waits, gathered_again=repeated_gather_time(terms, regions, stages, shape, profile))
     outside = time_outside(waits)
     return StepColumns(
         plans=columns,
@@ -309,7 +312,7 @@ def parameter_time(
     overlaps = terms.zero in profile.communication.overlaps_gradients
     slowdown = profile.timing.compute_slowdown_under_communication
     happens = terms.program.happens
-    gather = m * waits.gather
+    gather = m * waits.gather + waits.gathered_again
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
     reduction = m * waits.reduction
@@ -344,11 +347,16 @@ def parameter_time(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. per_rank: exposed time of each rank alone. [s]"""
+    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. [s]
+
+    per_rank         exposed time of each rank alone
+    gathered_again   exposed time of repeated gathers in a step (`repeated_gather_time`)
+    """
 
     gather: Column = 0.0
     reduction: Column = 0.0
     per_rank: Ranks = ()
+    gathered_again: Column = 0.0
 
     @property
     def total(self) -> Any:

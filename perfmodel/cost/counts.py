@@ -6,6 +6,7 @@ package's executor runs them, so that an audit can compare them with the operati
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
@@ -33,7 +34,7 @@ from perfmodel.parallel.compression import NO_COMPRESSION, Compression
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.pass_orders import MOST_GATHERED, gathers_of_chunks
+from perfmodel.parallel.pass_orders import FORWARD, MOST_GATHERED, gathers_of
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
@@ -396,18 +397,20 @@ class _Parameters:
         times = [(1, 0)] * len(stages)  # that each virtual stage is gathered, and gathers in flight
         if len(stages) > MOST_GATHERED:
             order = schedule_of(self.plan.schedule).order(rank, p, self.plan.num_microbatches, len(stages))
-            gathers, in_flight = gathers_of_chunks(order)
-            times = [(gathers[chunk], int(chunk in in_flight)) for chunk in range(len(stages))]
+            gathers = gathers_of(order)
+            all_gathers = Counter(gather.chunk for gather in gathers)
+            in_flight = {gather.chunk for gather in gathers if gather.issued.keys() <= {FORWARD} < gather.needed.keys()}
+            times = [(all_gathers[chunk], int(chunk in in_flight)) for chunk in range(len(stages))]
         inner = inner_regions(self.regions)
         units: list[_Unit] = []
         groups = []
         for i, region in enumerate(self.regions):
             members = [q for q in self.parameters if region.name in q.regions]
-            number, (all_gathers, waiting) = int(runs[:, i].sum()), (runs[:, i] @ times).tolist()
+            number, (gathered, waiting) = int(runs[:, i].sum()), (runs[:, i] @ times).tolist()
             if i in inner:
-                units += self._unit(members, number, (all_gathers, waiting))
+                units += self._unit(members, number, (gathered, waiting))
             elif number:
-                groups.append((members, (all_gathers, waiting)))
+                groups.append((members, (gathered, waiting)))
         taken: set[str] = set()
         if self._joins_ends:
             groups = [([q for group, _ in groups for q in group], (1, 0))]

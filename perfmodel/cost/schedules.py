@@ -7,112 +7,32 @@ orders. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), sectio
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.pipeline import Pipeline, Schedule, StageTimes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
-from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.choices import PipelineSchedule, num_rounds
 from perfmodel.parallel.layout import Placement
 from perfmodel.parallel.pass_orders import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
+    MOST_GATHERED,
     PAIRED_BACKWARD,
     WEIGHT_GRADIENT,
     Pass,
+    freed_weights,
     in_flight,
     pass_times,
 )
 from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """Times of one micro-batch on the ranks of a pipeline. [s]
-
-    total_forward, total_backward  F, B  sums over the ranks
-    slowest_forward, slowest_backward, slowest   f, b, c: the largest forward, backward and sum of both over the ranks
-    unequal  e   the longest virtual stage over the mean of those of the slowest rank
-    total_weights, slowest_weights  W, w   part of backward that a schedule may postpone: gradients of weights, as products alone
-    by_stage   forward, backward and gradients of weights of each virtual stage, in model order; empty unless the schedule is simulated
-    """
-
-    total_forward: Column
-    total_backward: Column
-    slowest_forward: Column
-    slowest_backward: Column
-    slowest: Column
-    unequal: Column = 0.0
-    total_weights: Column = 0.0
-    slowest_weights: Column = 0.0
-    by_stage: tuple[tuple[Column, Column, Column], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns."""
-
-    schedule: AnySchedule
-    num_ranks: Column
-    num_microbatches: Column
-    virtual_stages: Column
-
-
-class Schedule(ABC):
-    """A pipeline schedule.
-
-    paces_apart   the slowest forward and the slowest backward pass each set a pace, else the slowest sum of both
-    keeps_all     all micro-batches are in flight when the first backward pass begins
-    """
-
-    paces_apart: ClassVar[bool] = False
-    keeps_all: ClassVar[bool] = False
-
-    @abstractmethod
-    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
-        """Return the passes of a rank in the order in which it issues them."""
-
-    @abstractmethod
-    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
-        """Return the time of one step's micro-batches through the pipeline, without sends. [s]"""
-
-    @abstractmethod
-    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
-        """Return the time that overlapped sends between ranks add to a step: a pass waits for its input in flight. [s]
-
-        hop h    one send                                                                  [s]
-        chunk c  forward and backward of one micro-batch through one virtual stage          [s]
-
-        Source: exact on a simulation of the orders with even stages (`tests/oracles`) while hops are short; for 1f1b always.
-        """
-
-    @abstractmethod
-    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
-        """Return the micro-batches in flight in the first virtual stage of a rank i (from 0) as its first backward pass begins. [-]"""
-
-    def ended(self, rank: Column, pipeline: Pipeline) -> Any:
-        """Return the maximum of micro-batches in flight that have run the last virtual stage, of its rank. [-]"""
-        return pipeline.num_microbatches if self.keeps_all else 1.0
-
-    def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
-        """Return the maximum of passes of a rank's virtual stages without gradients of weights yet. [-]"""
-        return 0.0
-
-    @abstractmethod
-    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
-        """Return the number of the row in `live_rows` for a number of micro-batches, from 1. Beyond the last row nothing changes."""
-
-    @abstractmethod
-    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
-        """Return [number of micro-batches, field of `LiveLayers`] of a rank. chunks: layers of its virtual stages."""
 
 
 class GPipe(Schedule):
@@ -182,7 +102,7 @@ class OneForwardOneBackward(Schedule):
 
 
 #: Groups of p micro-batches after which further groups change nothing: forward and backward passes alternate through a full group.
-_STEADY_GROUPS = 3
+STEADY_GROUPS = 3
 
 
 class Interleaved(Schedule):
@@ -223,67 +143,98 @@ class Interleaved(Schedule):
         return np.minimum(pipeline.num_microbatches, 2.0 * pipeline.num_ranks - 1.0)
 
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
-        return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
+        return np.minimum(np.ceil(num_microbatches / num_ranks), STEADY_GROUPS)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
         """Source: Korthikanti et al. 2022, section 4.2.3: the first rank has 1 + (p - 1)/(p v) of p micro-batches in flight."""
-        ahead = 2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks
-        return _live_groups(chunks, num_ranks, ahead)
+        return self._live_groups(chunks, rank, num_ranks, ahead=2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks)
+
+    def _live_groups(self, chunks: tuple[int, ...], rank: int, num_ranks: int, *, ahead: int) -> NDArray[np.float64]:
+        """Return the live layers by number of groups. ahead: forward passes before the first backward pass"""
+        rows = []
+        for number in range(num_ranks, (STEADY_GROUPS + 1) * num_ranks, num_ranks):
+            freed = freed_weights(self.order(rank, num_ranks, number, len(chunks)) if len(chunks) > MOST_GATHERED else (), chunks)
+            rows.append((*_live_passes(chunks, num_ranks, number, ahead), *freed))
+        return np.array(rows)
 
 
 class ZeroBubble(Interleaved):
     """Interleaved, with backward in two passes: gradients of inputs at once, gradients of weights later, where the rank would idle.
 
-    ZB-H1 for one virtual stage. Warm-up: (p - i - 1) + (v - 1) p forwards; i gradients of weights are postponed.
+    ZB-H1 for one virtual stage. Warm-up: (p - i - 1) + (v - 1) q forwards; i gradients of weights are postponed. The micro-batches run
+    through the virtual stages in max(1, floor(m / p)) rounds of q.
 
     Source: Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241); torch's `ScheduleInterleavedZeroBubble`.
     """
 
     def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        size = num_microbatches // int(num_rounds(num_microbatches, num_ranks))
         forward, inputs, weights = (
-            _in_groups(kind, num_ranks, num_microbatches, num_chunks) for kind in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+            _in_groups(kind, size, num_microbatches, num_chunks) for kind in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
         )
-        warm = (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks
+        warm = (num_ranks - rank - 1) + (num_chunks - 1) * size
         order = forward[:warm]
         for i, gradient in enumerate(inputs):
             order += [*forward[warm + i : warm + i + 1], gradient]
             if i >= rank:
                 order.append(weights[i - rank])
-        return order + weights[len(weights) - rank :]
+        return order + weights[max(len(weights) - rank, 0) :]
 
     def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
         """(F + B - W) / v + (m - 1/v) c - (p - 2) w / v + (p - 1) e m / p
 
         Even stages: m c + (p - 1) (f + b - 2 w) / v. Exact if w <= min(f, b - w), else too low by 6 % at most; within 1 % if only the last
-        stage is longer by a fifth, within 10 % for stages that differ by a factor of two.
+        stage is longer by a fifth, within 10 % for stages that differ by a factor of two. Less than p micro-batches leave idle time between
+        the virtual stages: F + B - W + ((m - 1) (c - w) + w + (v - 1) max(0, m b - (B - W))) / v + (p - 1) e m / p, within 1 %.
         """
-        filled = times.total_weights + (pipeline.num_ranks - 2.0) * times.slowest_weights
-        return super().time(times, pipeline) - filled / pipeline.virtual_stages
+        p, m, v, w = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, times.slowest_weights
+        filled = times.total_weights + (p - 2.0) * w
+        full = super().time(times, pipeline) - filled / v
+        inputs = times.total_backward - times.total_weights
+        turn = np.maximum(m * times.slowest_backward - inputs, 0.0)
+        few = (times.total_forward + inputs) + ((m - 1.0) * (times.slowest - w) + w + (v - 1.0) * turn) / v
+        return np.where(np.less(m, p), few + (p - 1.0) * times.unequal * (m / p), full)
 
     def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
         """h n + (2 ((p - 1) + (m v - 1) - ceil((m v - 1) / p)) - n) max(0, h - c / 6),   n = 4 (p - 1) + p (v - 1) - 2 (m = p)
 
         Postponed passes hide the sends of the steady state while they take longer than both sends of a chunk; they are taken as a third of
-        it. Longer sends delay every round trip, as with 1f1b.
+        it. Longer sends delay every round trip, as with 1f1b. With less than p micro-batches, one pass through all stages is exposed.
         """
-        p, passes = pipeline.num_ranks, pipeline.num_microbatches * pipeline.virtual_stages - 1.0
-        few = 4.0 * (p - 1.0) + p * (pipeline.virtual_stages - 1.0) - 2.0 * np.maximum(1.0 + p - pipeline.num_microbatches, 0.0)
+        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
+        passes = m * v - 1.0
+        # a round of more than p micro-batches leaves time for the send to its next virtual stage
+        turns = np.where(m // num_rounds(m, p) > p, 0.0, p * (v - 1.0))
+        few = 4.0 * (p - 1.0) + turns - 2.0 * np.maximum(1.0 + p - m, 0.0)
+        few = np.where(np.less(m, p), np.maximum(few, 2.0 * (v * p - 1.0)), few)
         all_of_them = 2.0 * ((p - 1.0) + passes - np.ceil(passes / p))
         return hop * few + np.maximum(all_of_them - few, 0.0) * np.maximum(hop - chunk / 6.0, 0.0)
 
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
-        """p"""
-        return pipeline.num_ranks + 0.0 * pipeline.num_microbatches
+        """min(m, p); a round with several virtual stages"""
+        p, m = pipeline.num_ranks, pipeline.num_microbatches
+        return np.where(np.greater(pipeline.virtual_stages, 1.0), m // num_rounds(m, p), np.minimum(m, p))
 
     def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
-        """i + 1; none in the first virtual stage, whose inputs need no gradient."""
-        return np.where((np.asarray(rank) > 0.0) | (np.asarray(pipeline.virtual_stages) > 1.0), rank + 1.0, 0.0)
+        """min(m v, i + 1); none in the first virtual stage, whose inputs need no gradient."""
+        passes = np.minimum(rank + 1.0, pipeline.num_microbatches * pipeline.virtual_stages)
+        return np.where((np.asarray(rank) > 0.0) | (np.asarray(pipeline.virtual_stages) > 1.0), passes, 0.0)
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        """Return that of at most `STEADY_GROUPS` rounds. Rounds of one micro-batch a rank come first."""
+        rounds = num_rounds(num_microbatches, num_ranks)
+        size, steady = num_microbatches // rounds, np.minimum(rounds, STEADY_GROUPS)
+        return np.where(size == num_ranks, steady, STEADY_GROUPS + size * steady)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
-        rows = _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)
+        rows = self._live_groups(chunks, rank, num_ranks, ahead=len(chunks) * num_ranks - 1)
         forward = np.cumsum(np.tile(np.repeat(np.array(chunks, dtype=np.float64), num_ranks), 2))
         rows[:, 0] = forward[(len(chunks) - 1) * num_ranks + num_ranks - rank - 1]  # as the first gradients of inputs begin
-        return rows
+        others = np.zeros(((STEADY_GROUPS + 1) * num_ranks - 1, rows.shape[1]))
+        for number in range(1, len(others) + 1):
+            if number % num_ranks and number % num_rounds(number, num_ranks) == 0:
+                others[number - 1] = in_flight(self.order(rank, num_ranks, number, len(chunks)), chunks)
+        return np.concatenate([rows, others])
 
 
 STEADY_MULTIPLE = 4
@@ -311,7 +262,7 @@ class Simulated(Schedule):
         of_stages = chain(*zip(*times.by_stage, strict=True))  # forward of each virtual stage, then backward, then gradients of weights
         p, m, v, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, *of_stages)
         ends, count = np.empty(p.shape), len(columns) // 3
-        for num_ranks, number, chunks in _distinct(p, m, v):
+        for num_ranks, number, chunks in distinct_rows(p, m, v):
             at, stages = (p == num_ranks) & (m == number) & (v == chunks), num_ranks * chunks
             forward, backward, weights = ([column[at] for column in columns[i * count : i * count + stages]] for i in range(3))
             inputs = [b - w for b, w in zip(backward, weights, strict=True)]
@@ -325,7 +276,7 @@ class Simulated(Schedule):
         hops = np.asarray(hop) / np.maximum(third, np.finfo(float).tiny)
         p, m, v, hops, third = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, hops, third)
         delays = np.empty(p.shape)
-        for num_ranks, number, chunks in _distinct(p, m, v):
+        for num_ranks, number, chunks in distinct_rows(p, m, v):
             at = (p == num_ranks) & (m == number) & (v == chunks)
             known = _delays(self, num_ranks, number, chunks)
             slope = (known[-1] - known[-2]) / (_HOPS[-1] - _HOPS[-2])
@@ -384,7 +335,7 @@ def _delays(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chun
     return ends - ends[0]
 
 
-def _distinct(*columns: Any) -> list[tuple[int, ...]]:
+def distinct_rows(*columns: Any) -> list[tuple[int, ...]]:
     """Return the distinct combinations of numbers in columns."""
     rows = np.stack([column.ravel() for column in columns], axis=-1).astype(np.int64)
     return list(map(tuple, np.unique(rows, axis=0).tolist()))
@@ -552,15 +503,11 @@ def _without_chunks(held: float, most: float, *, ends: float, ran: float) -> tup
 
     ends   1 if no forward pass follows the first backward pass   ran   1 if one backward pass has ended when the most are in flight
     """
-    return (most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, 0.0)
-
-
-def _live_groups(chunks: tuple[int, ...], num_ranks: int, ahead: int) -> NDArray[np.float64]:
-    return np.array([_live_passes(chunks, num_ranks, groups * num_ranks, ahead) for groups in range(1, _STEADY_GROUPS + 1)])
+    return (most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, *[0.0] * 4)
 
 
 def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int, ahead: int) -> tuple[float, ...]:
-    """Return the fields of `LiveLayers` from the order of passes.
+    """Return the fields of `LiveLayers` up to `over_at_first` from the order of passes.
 
     The order is `ahead` forward passes, then one forward and one backward pass in turn, then the remaining backward passes. Groups of pp
     micro-batches run through the virtual stages: forward from the first to the last, backward from the last to the first.

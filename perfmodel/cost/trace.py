@@ -159,7 +159,8 @@ class _Step:
         self.step_time, self.wait = step_time, step_time - scalar(columns.step_time)
         self.p = p = plan.layout.pp
         self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
-        drawn = -(-m // p) * p if plan.schedule.groups_microbatches else m  # interleaved passes come in groups of p
+        is_legal = plan.schedule.admits(m, p, len(order) // p)
+        drawn = m if is_legal else -(-m // p) * p  # interleaved passes of pools come in groups of p
         orders = [schedule_of(plan.schedule).order(rank, p, drawn, len(order) // p) for rank in range(p)]
         times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
         self.kinds = tuple(times)

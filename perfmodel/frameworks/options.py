@@ -309,7 +309,8 @@ class StageOptions:
     places_layers_by_cost      layers are placed on stages by the cumulative cost of layers and head (nanotron); else evenly
     pipeline_keeps_boundaries  a stage has a receive buffer for each micro-batch of a step, and keeps sent tensors until that micro-batch's
                                backward (torch); else two buffers, and sent tensors are freed (Megatron)
-    pipeline_keeps_parameters  in a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torch)
+    pipeline_keeps_parameters  in a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torch), those
+                               of at most `MOST_GATHERED` virtual stages of a rank
     sends_whole_gradients      each tp rank sends the whole gradient of the boundary, even if activations are sent in tp parts
     sends_attention_mask       pipeline stages send the attention mask with the activations, in 16 bits (DeepSpeed's GPT2ModelPipe)
     """

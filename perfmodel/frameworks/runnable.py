@@ -12,7 +12,17 @@ from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.choices import CONTEXT_FORMS, OFFLOADS, USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.choices import (
+    CONTEXT_FORMS,
+    OFFLOADS,
+    USUAL_DISPATCHERS,
+    ZERO_STAGES,
+    Dispatcher,
+    PipelineSchedule,
+    Recompute,
+    num_rounds,
+    rounds_rule,
+)
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, Compressor
 from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.plan import Plan
@@ -69,11 +79,14 @@ class PipelineRuns:
     schedules          pipeline schedules
     uneven_stages      pipelines with different numbers of layers per rank
     few_microbatches   fewer micro-batches than pipeline ranks
+    full_rounds        schedules whose number of micro-batches must be a multiple of the number of rounds, max(1, micro-batches // pp), even
+                       with one virtual stage a rank
     """
 
     schedules: tuple[str, ...]
     uneven_stages: bool
     few_microbatches: bool
+    full_rounds: tuple[str, ...] = ()
 
 
 RUNS_GROUPS: Mapping[str, Any] = {"sharding": ZeroRuns, "pipelines": PipelineRuns}
@@ -183,6 +196,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero_of_replicas": (1, 2, 3),
     "axes": AXES,
     "schedules": (*PipelineSchedule, FILE),
+    "full_rounds": tuple(PipelineSchedule),
     "recompute": tuple(Recompute),
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
@@ -264,4 +278,7 @@ def not_runnable_reason(plan: Plan, profile: ExecutionProfile) -> str:
         return f"pp={layout.pp}: {framework} needs the same number of layers in every stage"
     if not runs.pipelines.few_microbatches and plan.num_microbatches < layout.pp:
         return f"pp={layout.pp}: {framework} needs at least pp={layout.pp} microbatches, not {plan.num_microbatches}"
+    if plan.schedule.listed_as in runs.pipelines.full_rounds and plan.num_microbatches % num_rounds(plan.num_microbatches, layout.pp):
+        rule = f"needs a multiple of {rounds_rule(plan.num_microbatches, layout.pp)} as microbatches"
+        return f"schedule={plan.schedule}: {framework} {rule}, not {plan.num_microbatches}"
     return ""

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Any
 
+import numpy as np
+
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.values import several
 from perfmodel.parallel.layout import Placement
@@ -45,6 +47,27 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+#: Trait of a schedule -> its value, unless `_TRAITS` has another.
+_USUAL: Mapping[str, Any] = {
+    "placement": Placement.LOOP,
+    "is_simulated": False,
+    "splits_backward": False,
+    "groups": "",
+    "needs_chunks": False,
+    "num_chunks": None,
+    "microbatches_per_rank": 0,
+}
+_V: Mapping[str, Any] = {
+    "placement": Placement.V, "is_simulated": True, "splits_backward": True, "needs_chunks": True, "num_chunks": 2
+}  # fmt: skip
+_TRAITS: Mapping[str, Mapping[str, Any]] = {
+    "interleaved": {"groups": "ranks", "needs_chunks": True},
+    "zero-bubble": {"groups": "rounds", "splits_backward": True},
+    "zbv": _V,
+    "dualpipev": {**_V, "microbatches_per_rank": 2},
+}
+
+
 class PipelineSchedule(StrEnum):
     """Pipeline schedule: the order in which a rank runs the passes of its micro-batches (`cost/schedules.py`)."""
 
@@ -63,8 +86,8 @@ class PipelineSchedule(StrEnum):
     is_simulated: bool
     #: Gradients of weights are a pass of their own, which fills bubbles.
     splits_backward: bool
-    #: The number of micro-batches must be a multiple of the number of ranks.
-    groups_microbatches: bool
+    #: Micro-batches run through the virtual stages of a rank in groups: of `ranks`, or in `rounds` (`num_rounds`). Empty: one by one.
+    groups: str
     #: A rank may, and must, hold several virtual stages.
     takes_chunks: bool
     needs_chunks: bool
@@ -74,22 +97,28 @@ class PipelineSchedule(StrEnum):
     microbatches_per_rank: int
 
     def __init__(self, word: str) -> None:
-        is_v = word in ("zbv", "dualpipev")
         self.listed_as = word
-        self.placement = Placement.V if is_v else Placement.LOOP
-        self.is_simulated = is_v
-        self.splits_backward = is_v or word == "zero-bubble"
-        self.groups_microbatches = word in ("interleaved", "zero-bubble")
-        self.takes_chunks = self.groups_microbatches or is_v
-        self.needs_chunks = word == "interleaved" or is_v
-        self.num_chunks = 2 if is_v else None
-        self.microbatches_per_rank = 2 if word == "dualpipev" else 0
+        for name, value in {**_USUAL, **_TRAITS.get(word, {})}.items():
+            setattr(self, name, value)
+        self.takes_chunks = bool(self.groups) or self.needs_chunks
 
-    def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
-        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, and of ranks."""
-        if self.groups_microbatches:
+    def admits(self, num_microbatches: Any, num_ranks: int, num_chunks: int = 1) -> Any:
+        """Return whether the schedule exists for these numbers of micro-batches, a number or a column, ranks and chunks of a rank."""
+        if self.groups == "ranks":
             return num_microbatches % num_ranks == 0
+        if self.groups and num_chunks > 1:
+            return num_microbatches % num_rounds(num_microbatches, num_ranks) == 0
         return num_microbatches >= max(1, self.microbatches_per_rank * num_ranks)
+
+
+def num_rounds(num_microbatches: Any, num_ranks: Any) -> Any:
+    """Return the number of groups in which torch runs micro-batches, a number or a column, through the virtual stages of each rank."""
+    return np.maximum(num_microbatches // num_ranks, 1)
+
+
+def rounds_rule(num_microbatches: int, num_ranks: int) -> str:
+    """Return the number of rounds as text, with its rule."""
+    return f"the number of rounds, max(1, {num_microbatches} // pp={num_ranks}) = {num_rounds(num_microbatches, num_ranks)}"
 
 
 class AttentionKernel(StrEnum):

@@ -14,7 +14,7 @@ from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, num_rounds, rounds_rule
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Placement
@@ -130,6 +130,9 @@ def not_modules_reason(plan: Plan) -> str:
                 f"schedule=1f1b: torch's schedule needs at least pp={layout.pp} microbatches, not {plan.num_microbatches}; "
                 "use a smaller micro_batch or schedule=gpipe"
             )
+        if plan.schedule.groups and plan.num_microbatches % num_rounds(plan.num_microbatches, layout.pp):
+            rule = f"torch's schedule needs a multiple of {rounds_rule(plan.num_microbatches, layout.pp)} as microbatches"
+            return f"schedule={plan.schedule}: {rule}, not {plan.num_microbatches}; use another micro_batch"
         for index, layers in enumerate(plan.stage_layers[1:-1], start=1):
             if layers == 0:
                 return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.parallel.layout import Placement, stages_of_ranks
@@ -145,6 +146,7 @@ def in_flight(order: Sequence[Pass], chunks: Sequence[int]) -> tuple[float, ...]
         float(max(at_end) - max(later_at_end, default=0)),
         float(max(at_start) - max(at_start[1:], default=0)),
         sum(chunks[chunk] for chunk in over) / layers,
+        *freed_weights(order, chunks),
     )
 
 
@@ -152,27 +154,62 @@ def in_flight(order: Sequence[Pass], chunks: Sequence[int]) -> tuple[float, ...]
 MOST_GATHERED = 3
 
 
-def gathers_of_chunks(order: Sequence[Pass]) -> tuple[Counter[int], set[int]]:
-    """Return how often a rank gathers the sharded weights of each virtual stage in a step, and which gathers its first backward overlaps.
+def gathered_chunks(order: Sequence[Pass]) -> list[tuple[int, ...]]:
+    """Return the virtual stages that are gathered during each pass: the next `MOST_GATHERED` of the order. All others are freed."""
+    gathered: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
+    for _, chunk, _ in reversed(order):
+        following = (chunk, *(other for other in following if other != chunk))[:MOST_GATHERED]
+        gathered.append(following)
+    return gathered[::-1]
 
-    Before each pass the rank holds the next `MOST_GATHERED` virtual stages of its order, and has freed all others. With no more
-    virtual stages than that each is gathered once.
+
+def freed_weights(order: Sequence[Pass], chunks: Sequence[int]) -> tuple[float, float, float]:
+    """Return the freed weights when the most layers are in flight: share of the layers, and 1 if the first, the last chunk is freed.
+
+    chunks   layers of the virtual stages of the rank
     """
-    gathers: Counter[int] = Counter()
-    held: set[int] = set()
-    unused: set[int] = set()  # gathered, but not read since
-    at_first: set[int] | None = None
-    for at, (kind, current, _) in enumerate(order):
-        following: list[int] = []
-        for later in range(at, len(order)):
-            if (chunk := order[later][1]) not in following:
-                following.append(chunk)
-                if len(following) == MOST_GATHERED:
-                    break
-        fetched = [chunk for chunk in following if chunk not in held]
-        gathers.update(fetched)
-        held = set(following)
-        unused = (unused | set(fetched)) - {current}
-        if at_first is None and kind != FORWARD:
-            at_first = set(unused)
-    return gathers, at_first or set()
+    if len(chunks) <= MOST_GATHERED:
+        return 0.0, 0.0, 0.0
+    held, alive = 0, list[tuple[int, tuple[int, ...]]]()
+    for (kind, chunk, _), gathered in zip(order, gathered_chunks(order), strict=True):
+        if kind == FORWARD:
+            held += chunks[chunk]
+        elif kind in FREEING:
+            alive.append((held, gathered))
+            held -= chunks[chunk]
+    most = max(layers for layers, _ in alive)
+    at_most = [gathered for layers, gathered in alive if layers == most]
+    layers = max(sum(chunks[chunk] for chunk in gathered) for gathered in at_most)
+    first, last = (float(not any(chunk in gathered for gathered in at_most)) for chunk in (0, len(chunks) - 1))
+    return 1.0 - layers / max(sum(chunks), 1), first, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """A gather of a virtual stage: number of passes of each kind before it is issued and before the first pass that waits for it.
+
+    Paired backward passes count as backward passes.
+    """
+
+    chunk: int
+    issued: Counter[str]
+    needed: Counter[str]
+
+
+def gathers_of(order: Sequence[Pass]) -> list[Gather]:
+    """Return the gathers of sharded weights of a rank in a step, in the order in which it waits for them.
+
+    With no more virtual stages than `MOST_GATHERED` each is gathered once.
+    """
+    gathers: list[Gather] = []
+    issued: dict[int, Counter[str]] = {}
+    held: tuple[int, ...] = ()
+    before = Counter[str]()
+    for (kind, chunk, _), gathered in zip(order, gathered_chunks(order), strict=True):
+        issued |= {other: before.copy() for other in gathered if other not in held}
+        if chunk in issued:
+            gathers.append(Gather(chunk=chunk, issued=issued.pop(chunk), needed=before.copy()))
+        before[BACKWARD if kind == PAIRED_BACKWARD else kind] += 1
+        held = gathered
+    return gathers

@@ -14,7 +14,16 @@ from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rule_sets, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
-from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage, missing_module
+from perfmodel.parallel.choices import (
+    ZERO_STAGES,
+    AttentionKernel,
+    Dispatcher,
+    PipelineSchedule,
+    Recompute,
+    ZeroStage,
+    missing_module,
+    rounds_rule,
+)
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression, check_compression, compression_of
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
@@ -308,16 +317,17 @@ def _check_schedule(plan: Plan) -> None:
         )
     if schedule.splits_backward and pp < 2:
         raise InputError(f"schedule={schedule}: needs pp of at least 2, not pp={pp}; use 1f1b")
-    if schedule.groups_microbatches and plan.num_microbatches % pp:
+    if schedule.groups and not schedule.admits(plan.num_microbatches, pp, virtual):
+        rule = f"pp={pp}" if schedule.groups == "ranks" else rounds_rule(plan.num_microbatches, pp)
         raise InputError(
-            f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
+            f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of {rule}; "
             "change micro_batch or use 1f1b"
         )
     if isinstance(schedule, ScheduleTable) and plan.num_microbatches != schedule.num_microbatches:
         wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
         rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
         raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
-    if plan.num_microbatches < schedule.microbatches_per_rank * pp:
+    if not schedule.admits(plan.num_microbatches, pp, virtual):
         rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
         raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 

@@ -42,7 +42,7 @@ class ScheduleTable:
 
     listed_as: ClassVar[str] = FILE
     is_simulated: ClassVar[bool] = True
-    groups_microbatches: ClassVar[bool] = False
+    groups: ClassVar[str] = ""
     microbatches_per_rank: ClassVar[int] = 0
 
     name: str
@@ -70,9 +70,9 @@ class ScheduleTable:
         """A rank must hold several virtual stages."""
         return self.num_chunks > 1
 
-    def admits(self, num_microbatches: Any, num_ranks: int) -> Any:
+    def admits(self, num_microbatches: Any, num_ranks: int, num_chunks: int = 1) -> Any:
         """Return whether the schedule is for these numbers of micro-batches, a number or a column, and of ranks."""
-        return (num_microbatches == self.num_microbatches) & (num_ranks == self.num_ranks)
+        return (num_microbatches == self.num_microbatches) & (num_ranks == self.num_ranks) & (num_chunks == self.num_chunks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain values of a plan file."""
@@ -99,7 +99,12 @@ def read_table(path: str | Path) -> ScheduleTable:
     """Return the schedule of a CSV file. Raises InputError."""
     from perfmodel.foundation.files import read_text
 
-    return table_of(Path(path).stem, [line for line in read_text(path, "schedule").splitlines() if line.strip(", \t")], where=str(path))
+    return table_in(Path(path).stem, read_text(path, "schedule"), where=str(path))
+
+
+def table_in(name: str, text: str, *, where: str) -> ScheduleTable:
+    """Return the schedule in the text of a CSV file. Raises InputError."""
+    return table_of(name, [line for line in text.splitlines() if line.strip(", \t")], where=where)
 
 
 def table_of(name: str, lines: Sequence[str], *, where: str) -> ScheduleTable:

@@ -24,6 +24,7 @@ from perfmodel.frameworks.runnable import not_runnable_reason
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.plan_file import is_serving_plan
 from perfmodel.parallel.request import Request, Service
+from perfmodel.parallel.schedule_table import ScheduleTable
 from perfmodel.parallel.serving_plan import DEGREES, ServingLayout
 from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.verbs.configs import start_from
@@ -100,6 +101,8 @@ def _compared(plan: Plan) -> dict[str, Any]:
     """Return the facts of a plan that its exported files must reproduce."""
     model = plan.job.transformer
     facts = plan_facts(plan) | {name: getattr(model, name) for name in _SIZES} | {"stage_layers": plan.stage_layers}
+    if isinstance(plan.schedule, ScheduleTable):
+        facts["schedule"] = plan.schedule.lines
     without = [*_NAMES, *(["schedule"] if plan.layout.pp == 1 else []), *(["dispatcher"] if plan.ep == 1 else [])]
     return {name: value for name, value in facts.items() if name not in without}
 

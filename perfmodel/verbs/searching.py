@@ -20,6 +20,7 @@ from perfmodel.parallel.compression import NO_COMPRESSION, check_compression, co
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.request import Service
+from perfmodel.parallel.schedule_table import FILE, ScheduleTable
 from perfmodel.parallel.serving_plan import COLUMNS
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.settable import small_loss
@@ -136,7 +137,6 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     """
     from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, module_operators, useful_modules
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
-    from perfmodel.parallel.schedule_table import ScheduleTable
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space, searched_rules
 
     if not isinstance(maximum, Mapping):
@@ -151,10 +151,13 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     sequence_parallel = fixed.get("sequence_parallel")
     if sequence_parallel is not None and rules and all(rule_set.scatters_residual is not sequence_parallel for rule_set in rules):
         check_agrees(rules[0], sequence_parallel)
-    if isinstance(fixed.get("schedule"), ScheduleTable):
-        rule = f"is the order of {fixed['schedule'].num_ranks} ranks and {fixed['schedule'].num_microbatches} micro-batches only"
-        raise bad_field("schedule", str(fixed["schedule"]), rule, "search with schedules by name, and give the file to `perfmodel predict`")
+    table = fixed.pop("schedule", None) if isinstance(fixed.get("schedule"), ScheduleTable) else None
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
+    if table is not None:  # the order of one number of ranks and of stages on each
+        for name, value in (("pp", table.num_ranks), ("virtual_stages", table.num_chunks)):
+            if fixed.setdefault(name, value) != value:
+                raise bad_field(name, fixed[name], f"schedule={table} has {name}={value}", f"leave out {name}, or use schedules by name")
+        fixed["schedule"] = FILE
     if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
     compression = compression_of(profile.communication.gradient_compression)
@@ -178,6 +181,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     tries_lists = runs.recompute_modules and "recompute" not in fixed and attention is AttentionKernel.FLASH
     space = Space(
         fixed=fixed,
+        table=table,
         maximum=dict(maximum),
         orders=orders,
         rules=rules or searched_rules(profile, setting.job.seq_len),
@@ -201,6 +205,8 @@ def _why_empty(setting: Setting, knobs: Knobs, result: TrainingSearch, *, any_fr
         knobs = replace(knobs, dp_shard=max(setting.cluster.num_chips // given, 1))
     if knobs.rules:
         knobs = replace(knobs, rules=knobs.rules[:1])
+    if isinstance(knobs.schedule, ScheduleTable):
+        knobs = replace(knobs, pp=knobs.schedule.num_ranks, virtual_stages=knobs.schedule.num_chunks)
     try:
         plan = plan_in(setting, knobs)
     except InputError as error:

@@ -11,16 +11,19 @@ import pytest
 import yaml
 
 import perfmodel
+from perfmodel import predict
 from perfmodel.configs.tables import load_tables, table_named
 from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.exporting import _compared, export_plan, write_export
 from tests.configs.drawn_plans import FRAMEWORKS, draw_plan
 from tests.configs.launch_schemas import check
 from tests.marks import mostly_nightly
+from tests.parallel.schedule_files import text_of
 
 
 def round_trip(plan, framework, folder):
@@ -241,3 +244,24 @@ def test_a_plan_that_a_framework_cannot_express_is_refused():
 def test_an_unknown_launcher_is_refused(plan):
     with pytest.raises(InputError, match="use kubernetes, skypilot, slurm, torchrun"):
         export_plan(plan, to="torchtitan", launcher="mpi")
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize(("schedule", "virtual_stages", "name"), [
+    ("zero-bubble", 1, "PipelineScheduleMulti"), ("interleaved", 2, "PipelineScheduleMulti"), ("dualpipev", 2, "ZBVZeroBubble"),
+])  # fmt: skip
+def test_a_schedule_from_a_file_is_written_next_to_the_config_and_read_again(tmp_path, to, schedule, virtual_stages, name):
+    path = tmp_path / "1f1b.csv"  # its name is not that of the schedule
+    path.write_text(text_of(PipelineSchedule(schedule), 4, 8, virtual_stages))
+    job = dict(model="llama-3-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=4096, zero=2, profile="torchtitan")
+    plan = predict(**job, pp=4, schedule=str(path), virtual_stages=virtual_stages).plan
+    exported = export_plan(plan, to=to, stem="job")
+    assert exported.options["parallelism.pipeline_parallel_schedule"] == name
+    assert exported.options["parallelism.pipeline_parallel_schedule_csv"] == "job-schedule.csv"
+    config, *_ = write_export(exported, tmp_path)
+    again = predict(str(config), cluster="dgx-h100", chips=8).plan
+    assert again.schedule.orders == plan.schedule.orders
+    assert predict(again).step_time == predict(plan).step_time
+    (tmp_path / "job-schedule.csv").unlink()
+    with pytest.raises(InputError, match=r"pipeline_parallel_schedule_csv=job-schedule.csv: is not next to job"):
+        predict(str(config), cluster="dgx-h100", chips=8)

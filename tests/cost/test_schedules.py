@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
+from perfmodel.cost.pipeline import Pipeline, StageTimes
+from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.parallel.choices import PipelineSchedule
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZBV, DUALPIPEV = PipelineSchedule

@@ -9,8 +9,8 @@ from perfmodel.cost.assemble import exposed_each_microbatch, parameter_time
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.memory.plan import adding_up
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import BY_HAND, FORWARD, PHASES
-from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import exposed_sends, host_factor, pace, with_communication
 from perfmodel.cost.update import element_bytes

@@ -12,8 +12,12 @@ from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason
 from perfmodel.frameworks.schemas import runs_model
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.choices import AttentionKernel, Dispatcher
+from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.uniform.space import LONG_SEQUENCE, Space, runnable_space, searched_rules
+from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
 
@@ -192,3 +196,22 @@ def test_a_stated_context_form_is_run_by_frameworks_that_have_it(profile, has_co
     runs = load_profile(f"{profile}+cp_form=ulysses").runs
     assert ("cp" in runs.axes) is has_context
     assert "cp" not in load_profile("deepspeed+cp_form=zigzag").runs.axes
+
+
+@pytest.mark.parametrize("batch, virtual_stages, rule", [(22, 1, "= 2 as microbatches, not 11"), (20, 1, ""), (20, 2, "")])
+def test_torch_runs_zero_bubble_in_full_rounds(batch, virtual_stages, rule):
+    plan = make_plan(
+        TrainingJob(model=load_model("llama-3-8b"), global_batch=batch, seq_len=2048), cluster="dgx-h100", num_chips=8, pp=4, zero=2,
+        schedule="zero-bubble", virtual_stages=virtual_stages,
+    )  # fmt: skip
+    profile = load_profile("torchtitan")
+    reason = not_runnable_reason(plan, profile.name, profile.runs, balanced_context=False)
+    assert reason.endswith(rule)
+    assert bool(reason) == bool(rule)
+    assert bool(not_executable_reason(plan)) == bool(rule)
+
+
+def test_several_virtual_stages_need_full_rounds_of_microbatches():
+    job = TrainingJob(model=load_model("llama-3-8b"), global_batch=22, seq_len=2048)
+    with pytest.raises(InputError, match=r"must be a multiple of the number of rounds, max\(1, 11 // pp=4\) = 2; change micro_batch"):
+        make_plan(job, cluster="dgx-h100", num_chips=8, pp=4, zero=2, schedule="zero-bubble", virtual_stages=2)

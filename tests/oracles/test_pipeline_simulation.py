@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.memory.chip import live_layers, live_table, three_live_layers
-from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
+from perfmodel.cost.pipeline import Pipeline, StageTimes
+from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
@@ -54,6 +55,11 @@ CASES = [(s, p, m, 1) for s in (GPIPE, ONE_F_ONE_B) for p in (1, 2, 3, 4, 8) for
     for k in (1, 2, 3, 8)
     for v in ((1, 2, 3) if s is ZERO_BUBBLE else (2, 3, 4, 6))
 ]
+#: Rounds of more micro-batches than ranks; with one virtual stage any number.
+CASES += [(ZERO_BUBBLE, 4, m, v) for v in (1, 2, 3) for m in (5, 7, 10, 15)]
+CASES += [(ZERO_BUBBLE, p, m, 1) for p, m in ((2, 7), (4, 9), (4, 13), (8, 1), (8, 3), (8, 29))]
+#: Fewer micro-batches than ranks, with several virtual stages.
+FEW = [(ZERO_BUBBLE, p, m, v) for p in (3, 4, 8) for v in (2, 3) for m in range(1, p)]
 
 
 @pytest.mark.parametrize("schedule, p, m, v", CASES)
@@ -64,6 +70,12 @@ def test_even_stages_exactly(schedule, p, m, v, forward, backward):
     stages = p * v
     simulated = run(schedule, p, m, v, [forward] * stages, [backward] * stages).time
     assert closed_form(schedule, p, m, v, [forward] * stages, [backward] * stages) == pytest.approx(simulated, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule, p, m, v", FEW)
+def test_even_stages_with_few_microbatches(schedule, p, m, v):
+    stages = [0.9] * (p * v), [2.0] * (p * v)
+    assert closed_form(schedule, p, m, v, *stages) == pytest.approx(run(schedule, p, m, v, *stages).time, rel=0.01)
 
 
 @pytest.mark.parametrize("v", [5, 7, 8, 9, 10, 11])
@@ -91,7 +103,7 @@ def test_unequal_virtual_stages_never_seem_to_beat_fewer_equal_ones(num_layers, 
         assert all(formula >= best * (1 - 1e-9) and simulated >= best_simulated for formula, simulated in others)
 
 
-@pytest.mark.parametrize("schedule, p, m, v", CASES)
+@pytest.mark.parametrize("schedule, p, m, v", CASES + FEW)
 def test_live_microbatches_of_every_rank(schedule, p, m, v):
     held = run(schedule, p, m, v, [1.0] * (p * v), [2.0] * (p * v)).held
     for rank in range(p):
@@ -99,7 +111,7 @@ def test_live_microbatches_of_every_rank(schedule, p, m, v):
         assert live.most == held[rank], rank
 
 
-@pytest.mark.parametrize("schedule, p, m, v", CASES)
+@pytest.mark.parametrize("schedule, p, m, v", CASES + FEW)
 def test_microbatches_of_the_first_virtual_stage_as_backward_begins(schedule, p, m, v):
     before_backward = takewhile(lambda of: of[0] == FORWARD, SCHEDULES[schedule].order(0, p, m, v))
     assert float(SCHEDULES[schedule].begun(0.0, pipeline(schedule, p, m, v))) == sum(chunk == 0 for _, chunk, _ in before_backward)
@@ -110,7 +122,7 @@ def uneven_pipelines(draw):
     schedule = draw(st.sampled_from([GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE]))
     p = draw(st.integers(1, 7))
     v = draw(st.integers(1, 5)) if schedule.takes_chunks else 1
-    m = p * draw(st.integers(1, 6)) if schedule.groups_microbatches else draw(st.integers(1, 20))
+    m = draw(st.sampled_from([m for m in range(1, max(20, 6 * p) + 1) if schedule.admits(m, p, v)]))
     layers = st.lists(st.integers(0, 5), min_size=p * v, max_size=p * v)
     return schedule, p, v, m, tuple(draw(layers))
 

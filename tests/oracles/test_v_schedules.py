@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.memory.chip import live_layers, live_table, three_live_layers
-from perfmodel.cost.schedules import SCHEDULES, STEADY_MULTIPLE, Pipeline, StageTimes
+from perfmodel.cost.pipeline import Pipeline, StageTimes
+from perfmodel.cost.schedules import SCHEDULES, STEADY_MULTIPLE
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, in_flight

@@ -1,11 +1,13 @@
 """A search as its user meets it: baselines, progress, an interrupt, an empty space, bad input."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
+import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.choices import Dispatcher
+from perfmodel.parallel.choices import Dispatcher, PipelineSchedule
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.planner.baselines import AS_PUBLISHED
 from perfmodel.planner.explain import explain
@@ -14,6 +16,7 @@ from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+from tests.parallel.schedule_files import text_of
 from tests.planner.searches import search_plans
 
 BASELINES = ("data parallel", "FSDP", "Megatron rule of thumb")
@@ -195,3 +198,32 @@ def test_a_plan_whose_rows_travel_once_to_each_place_is_among_those_that_explain
     (answer,) = explain(estimator, best, why_not={"ep": 8, "tp": best.layout.tp}, any_framework=True).why_not
     assert answer.prediction[0].plan.dispatcher is Dispatcher.FLEX
     assert answer.reason.endswith("the plan has that; no such plan is better")
+
+
+JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=16, global_batch=64, seq_len=2048)
+
+
+@pytest.mark.parametrize("profile", ["torchtitan", None])
+def test_a_schedule_from_a_file_is_searched_with_its_ranks_stages_and_microbatches(tmp_path, profile):
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of(PipelineSchedule.ZBV, 2, 8, 2))
+    result = perfmodel.find_plans(**JOB, schedule=str(path), profile=profile, top=20)
+    shapes = {(p.plan.layout.pp, p.plan.virtual_stages, p.plan.num_microbatches) for p in result.plans}
+    assert shapes == {(2, 2, 8)}
+    for prediction in result.plans:
+        again = perfmodel.predict(prediction.plan)
+        assert (again.step_time, again.memory) == (prediction.step_time, prediction.memory)
+        named = perfmodel.predict(replace(prediction.plan, schedule=PipelineSchedule.ZBV))
+        assert named.step_time == pytest.approx(prediction.step_time, rel=1e-12)
+
+
+@pytest.mark.parametrize(("knobs", "reason"), [
+    ({"pp": 4}, "pp=4: schedule=mine has pp=2"),
+    ({"global_batch": 20}, "has the orders of 8; use global_batch="),
+    ({"profile": "megatron"}, "schedule=mine: megatron has 1f1b and interleaved only"),
+])  # fmt: skip
+def test_a_search_names_what_a_schedule_from_a_file_does_not_fit(tmp_path, knobs, reason):
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of(PipelineSchedule.ZBV, 2, 8, 2))
+    with pytest.raises(InputError, match=re.escape(reason)):
+        perfmodel.find_plans(**{**JOB, "schedule": str(path), **knobs})

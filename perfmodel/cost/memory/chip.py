@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.schedules import Pipeline, schedule_of
+from perfmodel.cost.pipeline import Pipeline
+from perfmodel.cost.schedules import schedule_of
 from perfmodel.cost.stages import Stages, mean_block, stage_sums, sum_of
 from perfmodel.cost.update import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
@@ -121,6 +122,8 @@ class LiveLayers:
     fewer_at_first   `most` less the maximum when all layers of the first virtual stage have just run backward for a micro-batch
     later_at_last, later_at_first   further decrease once all layers have had a backward pass before
     over_at_first    share of the layers that have had their last backward pass when the first virtual stage has its second one
+    freed_weights    share of the layers whose sharded weights torch's pipelines have freed when `most` is reached   [-]
+    first_freed, last_freed  1 if those of the first, the last virtual stage are freed then, else 0
     """
 
     at_first: Column
@@ -136,6 +139,9 @@ class LiveLayers:
     later_at_last: Column
     later_at_first: Column
     over_at_first: Column
+    freed_weights: Column
+    first_freed: Column
+    last_freed: Column
 
 
 _LIVE = tuple([column.name for column in fields(LiveLayers)])
@@ -306,6 +312,7 @@ class UnreducedGradients:
              itself if there are none to which they could be added
     below    added to the gradients of the first region as they are produced, in its first backward pass: all others, or all if the waiting
              gradients have another dtype and are converted from them
+    weights  gathered weights that are freed until their next pass, by the part that runs: next to the early, and to all gradients
     """
 
     early: Column = 0.0
@@ -314,18 +321,21 @@ class UnreducedGradients:
     coming: tuple[Any, Any] = (0.0, 0.0)
     passed: Column = 0.0
     below: Column = 0.0
+    weights: Mapping[At, tuple[Any, Any]] = field(default_factory=dict)
 
-    def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
-        """Return the (gradients, freed activations) that may give the peak while this part runs."""
-        cases = ((self.early, 0.0), (self.later.get(at, 0.0), self.freed.get(at, 0.0)))
+    def cases(self, at: At) -> tuple[tuple[Any, Any, Any], ...]:
+        """Return the (gradients, freed activations, freed weights) that may give the peak while this part runs."""
+        early, later = self.weights.get(at, (0.0, 0.0))
+        cases = ((self.early, 0.0, early), (self.later.get(at, 0.0), self.freed.get(at, 0.0), later))
         if at is At.BLOCKS:
-            return *cases, (self.early + self.coming[0], 0.0), (self.early + self.coming[1], self.passed)
-        return (*cases, (self.below, 0.0)) if at is At.FIRST else cases
+            return *cases, (self.early + self.coming[0], 0.0, early), (self.early + self.coming[1], self.passed, early)
+        return (*cases, (self.below, 0.0, later)) if at is At.FIRST else cases
 
     def at(self, at: At) -> Any:
-        (most, _), *others = self.cases(at)  # of the first case no activations are freed
-        for gradients, gone in others:
-            most = np.maximum(most, gradients - gone)
+        (most, _, weights), *others = self.cases(at)  # of the first case no activations are freed
+        most = most - weights
+        for gradients, gone, weights in others:
+            most = np.maximum(most, gradients - gone - weights)
         return most
 
 
@@ -366,7 +376,30 @@ def unreduced_gradients(of: MemoryTerms, rank: int, live: LiveLayers, stages: St
         coming=(ends + of_block, (ends + of_block) + above * (full * size)),
         passed=above * (kept * factor),
         below=gradients - reduced - (stages.is_first[rank] * (1.0 - is_converted)) * (terms.full[0] * size),
+        weights=_freed_weights(of, rank, live, stages) if np.any(live.freed_weights) else {},
     )
+
+
+def _freed_weights(of: MemoryTerms, rank: int, live: LiveLayers, stages: Stages) -> dict[At, tuple[Any, Any]]:
+    """Return the gathered weights that a distinct rank frees until their next pass, as `UnreducedGradients.weights`. [byte]
+
+    Those of the part that runs are gathered. Weights of virtual stages that are over are freed anyway (`unreduced_gradients`).
+    """
+    terms, before, after = of.terms, of.stages.inner.start, of.stages.inner.stop
+    elements = held_elements(terms, stages, sharded=False)[rank] * of.sizes.gathered
+    gathered = [full * of.sizes.gathered for full in terms.full]
+    if terms.frozen is not None:
+        elements = elements + held_elements(terms.frozen, stages, sharded=False)[rank]
+        gathered = [full + more for full, more in zip(gathered, terms.frozen.full, strict=True)]
+    first, last = stages.is_first[rank] * sum_of(gathered[:before]), stages.is_last[rank] * sum_of(gathered[after:])
+    blocks = elements - (first + last)
+    over = live.over_at_first * blocks + np.ceil(live.over_at_first) * last
+    freed = {}
+    for at in At:
+        ends = (at is not At.FIRST) * live.first_freed * first + (at is not At.LAST) * live.last_freed * last
+        early = live.freed_weights * blocks + ends
+        freed[at] = early, early if at is At.LAST else np.maximum(early - over, 0.0)
+    return freed
 
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:

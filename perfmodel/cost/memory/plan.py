@@ -25,7 +25,7 @@ from perfmodel.cost.memory.chip import (
     waiting_memory,
 )
 from perfmodel.cost.memory.moments import ActivationTerms, At, MemoryTerms, Moment, rank_moments
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage, sum_of
 from perfmodel.cost.update import ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
@@ -259,8 +259,8 @@ def entry(value: Column, column: int) -> float:
     return float(value[column] if value.size > 1 else value.reshape(-1)[0])
 
 
-#: Moment, part that runs, unreduced gradients and freed activations.
-PeakCase = tuple[Moment, At, Any, Any]
+#: Moment, part that runs, unreduced gradients, freed activations and freed weights.
+PeakCase = tuple[Moment, At, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -278,10 +278,11 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
-        for case in ((0.0, 0.0),) if rank.unreduced is None else rank.unreduced.cases(at):
-            waits, gone = case[0] / rank.factor, case[1] / rank.factor
-            cases.append((moment, at, waits, gone))
-            totals.append((activations + received) + moment.total + (waits - gone))
+        for case in ((0.0, 0.0, 0.0),) if rank.unreduced is None else rank.unreduced.cases(at):
+            waits, gone, weights = case[0] / rank.factor, case[1] / rank.factor, case[2]
+            cases.append((moment, at, waits, gone, weights))
+            # fragmentation is of what moves; weights count as fixed memory
+            totals.append((activations + received) + moment.total + (waits - gone) - weights / rank.factor)
     columns = max(map(np.size, totals))
     if columns == 1:
         return Peak(cases=cases, largest=[int(np.argmax([*map(scalar, totals)]))])
@@ -300,17 +301,17 @@ def memory_by_class(rank: RankMemoryTerms, kept: ActivationBytes) -> tuple[str, 
 
 def _bytes_by_class(rank: RankMemoryTerms, kept: ActivationBytes, case: PeakCase) -> tuple[Any, ...]:
     """Return the live bytes of a case by class, in the order of `MEMORY`."""
-    moment, at, waits, gone = case
+    moment, at, waits, gone, weights = case
     activations, received = kept[at]
     # activations of reduced chunks may exceed those still saved: the excess is subtracted from the gradients
     left = activations + moment.freed - gone
-    weights, gradients, states, copies = rank.static
+    stored, gradients, states, copies = rank.static
     return (
-        weights,
+        stored,
         gradients + moment.gradients + (waits - np.maximum(-left, 0.0)),
         states,
         np.maximum(left, 0.0),
-        copies + moment.gathered,
+        copies + moment.gathered - weights,
         moment.temporary,
         received + moment.buffers,
         0.0,

@@ -102,7 +102,7 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: Routi
             stack.callback(setattr, PipelineStage, name, getattr(PipelineStage, name))
             setattr(PipelineStage, name, lambda *_, **__: _Vote())
         pp, most = plan.layout.pp, 2 * max(plan.layout.pp, plan.num_microbatches)
-        few = 1 if pp == 1 else next(m for m in range(2, most + 1) if plan.schedule.admits(m, pp))
+        few = 1 if pp == 1 else next(m for m in range(2, most + 1) if plan.schedule.admits(m, pp, plan.virtual_stages))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         program = FakeProgram(worker, with_microbatches(plan, few), mode, dropout=dropout, routing=routing)
         with program.mode:

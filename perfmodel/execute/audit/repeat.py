@@ -27,9 +27,9 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     micro-batches of a stage are in flight.
     """
     p, m = plan.layout.pp, plan.num_microbatches
-    if isinstance(plan.schedule, ScheduleTable):
+    if isinstance(plan.schedule, ScheduleTable) or (plan.schedule.groups and m % p):
         return (m,)
-    if plan.schedule.groups_microbatches and p > 1:
+    if plan.schedule.groups and p > 1:
         first, step = 3 * p, p
     elif plan.schedule.is_simulated:
         first, step = 2 * p + 1, 1

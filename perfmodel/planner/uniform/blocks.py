@@ -20,6 +20,7 @@ from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.pass_orders import MOST_GATHERED
 from perfmodel.planner.uniform.schedules import schedule_columns
 from perfmodel.planner.uniform.space import PipelineGroup
 from perfmodel.planner.uniform.tables import take_grid
@@ -129,11 +130,18 @@ class MemoryLimit:
     capacity: float
 
 
+def least_fixed(static: tuple[Any, Any, Any, Any], pipelines: PipelineGroup, outside: Any = 0.0) -> Any:
+    """Return a lower bound of the fixed memory of a rank, by schedule: many virtual stages do not all keep their weights gathered."""
+    fixed = pipelines.of_choices(sum_of(static) + outside)
+    frees = np.array([float(choice.virtual_stages > MOST_GATHERED) for choice in pipelines.choices])
+    return fixed - pipelines.of_choices(static[-1]) * frees if frees.any() and np.any(static[-1]) else fixed
+
+
 def memory_lower_bound(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: object) -> Array:
     """Return a lower bound of the memory: kept activations of microbatches and fixed memory, without the working set. [byte]"""
     largest: Any = 0.0
     for rank in flight.ranks:
-        stays = pipelines.of_choices(sum_of(static[rank]) + outside)
+        stays = least_fixed(static[rank], pipelines, outside)
         for in_flight in flight.kept[rank].values():
             largest = np.maximum(largest, in_flight + stays)
     return np.asarray(largest)

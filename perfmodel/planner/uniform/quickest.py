@@ -21,6 +21,7 @@ from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions, sum_of
 from perfmodel.parallel.choices import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.layout import Placement
+from perfmodel.parallel.pass_orders import MOST_GATHERED
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
@@ -194,6 +195,9 @@ class _Search:
             for pp, groups in self.pipelines.items()
         }
         is_folded = any(schedule.placement is Placement.V for schedule in self.space.schedules)
+        # many virtual stages do not all keep their weights gathered
+        chosen_stages = (choice.virtual_stages for groups in self.pipelines.values() for group in groups for choice in group.choices)
+        frees = max(chosen_stages) > MOST_GATHERED
         memory = np.full((2, len(ZERO_STAGES), len(rows)), inf)
         for in_pipeline in (False, True):
             at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
@@ -215,7 +219,9 @@ class _Search:
                 terms, _ = table().block(tables.parameter_keys[rows[at]])
                 static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
                 for rank in range(2):
-                    memory[rank, zero, at] = np.where(legal, (sum_of(static[rank]) + outside)[:, 0, 0, 0] * LESS, inf)
+                    weights, gradients, states, gathered = static[rank]
+                    fixed = sum_of((weights, gradients, states, 0.0 if in_pipeline and frees else gathered))
+                    memory[rank, zero, at] = np.where(legal, (fixed + outside)[:, 0, 0, 0] * LESS, inf)
         return memory
 
     def evaluate(self, group: _Group) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.frameworks.runnable import ZeroRuns, combines_axes
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.choices import Dispatcher, Recompute
+from perfmodel.parallel.choices import Dispatcher, Recompute, num_rounds
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, Space
 
 Array = NDArray[np.float64]
@@ -61,7 +61,8 @@ def runnable_ways(
         return by_recompute
     pipelines = runs.pipelines
     by_choice = [
-        str(way.schedule) in pipelines.schedules and (pipelines.uneven_stages or len(set(way.stage_layers)) == 1) for way in choices
+        way.schedule.listed_as in pipelines.schedules and (pipelines.uneven_stages or len(set(way.stage_layers)) == 1) for way in choices
     ]
     enough = (m >= pp) | pipelines.few_microbatches
-    return np.asarray(enough & by_recompute & np.array(by_choice))
+    in_rounds = (m % num_rounds(m, pp) == 0) | np.array([way.schedule.listed_as not in pipelines.full_rounds for way in choices])
+    return np.asarray(enough & by_recompute & in_rounds & np.array(by_choice))

@@ -14,20 +14,21 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import LiveLayers, kept_memory, reserve_factor, runs_at, three_live_layers
 from perfmodel.cost.memory.moments import ActivationTerms, At
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.schedule_table import AnySchedule
 from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
 
 Array = NDArray[np.float64]
 
 
-def schedules_of(choices: tuple[PipelineChoice, ...]) -> list[PipelineSchedule]:
+def schedules_of(choices: tuple[PipelineChoice, ...]) -> list[AnySchedule]:
     """Return the schedules of the choices, which are ordered by schedule."""
     return list(dict.fromkeys(choice.schedule for choice in choices))
 
 
-def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...]) -> tuple[slice, tuple[PipelineChoice, ...], Any]:
+def _choices_of(schedule: AnySchedule, choices: tuple[PipelineChoice, ...]) -> tuple[slice, tuple[PipelineChoice, ...], Any]:
     """Return the range of the choices of a schedule, these choices, and their virtual stages."""
     indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
     at = slice(indices[0], indices[-1] + 1)
@@ -55,7 +56,9 @@ def pipeline_times(
 def most_chunks(pipelines: Iterable[PipelineGroup]) -> float:
     """Return the largest number of virtual stages of a rank, by which a bubble is divided; infinite if a schedule fills it otherwise."""
     choices = chain(*(group.choices for group in pipelines))
-    return max(inf if choice.schedule.splits_backward else float(choice.virtual_stages) for choice in choices)
+    return max(
+        inf if choice.schedule.splits_backward or choice.schedule.is_simulated else float(choice.virtual_stages) for choice in choices
+    )
 
 
 def least_rounds(m: Any, pp: Any, most_virtual: Any) -> Any:
@@ -118,6 +121,6 @@ def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_
         if choice.schedule is PipelineSchedule.GPIPE:
             legal[..., i] = count > 1  # 1f1b otherwise
         else:
-            legal[..., i] = choice.schedule.admits(count, pp)
+            legal[..., i] = choice.schedule.admits(count, pp, choice.virtual_stages)
     legal &= m >= least_microbatches
     return legal

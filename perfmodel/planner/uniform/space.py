@@ -33,6 +33,7 @@ from perfmodel.parallel.layout import (
     stages_of_ranks,
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from perfmodel.parallel.schedule_table import FILE, AnySchedule, ScheduleTable
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
 from perfmodel.workload.job import TrainingJob
@@ -71,6 +72,7 @@ class Space:
     lists          further lists of them, tried for layouts that may be as fast as the best plans
     dispatchers    dispatchers of tokens to experts that are tried, if none is fixed
     stage_layers   layers of each virtual stage, for pipelines with that number of them; empty: those of `stage_layouts`
+    table          schedule from a file, of the schedule `file`
     is_pruned      plans whose state alone exceeds the memory, and those that cannot be shown, are not evaluated
     """
 
@@ -84,6 +86,7 @@ class Space:
     lists: tuple[tuple[str, ...], ...] = ()
     runs: Runs = ANYTHING
     balanced_context: bool = False
+    table: ScheduleTable | None = None
     is_pruned: bool = True
 
     def __post_init__(self) -> None:
@@ -117,8 +120,10 @@ class Space:
         return knob not in self.maximum or int(value) <= self.maximum[knob]
 
     @property
-    def schedules(self) -> tuple[PipelineSchedule, ...]:
+    def schedules(self) -> tuple[AnySchedule, ...]:
         """Schedules that are searched: those that split the backward pass only if fixed, as few frameworks have them."""
+        if self.table is not None and self.fixed.get("schedule") == FILE:
+            return (self.table,)
         admitted = [schedule for schedule in PipelineSchedule if self.admits("schedule", str(schedule))]
         return tuple(schedule for schedule in admitted if not schedule.splits_backward or "schedule" in self.fixed)
 
@@ -233,7 +238,7 @@ class PipelineChoice:
     unequal, live   `Stages.unequal` and the `live_table` of these layers
     """
 
-    schedule: PipelineSchedule
+    schedule: AnySchedule
     virtual_stages: int
     stage_layers: tuple[int, ...]
     unequal: float
@@ -262,7 +267,8 @@ class PipelineGroup:
         most = max(stages.num_ranks for stages, _, _ in group)
         runs = [(*it.runs[:-1], *[it.runs[-2]] * (most - it.num_ranks), it.runs[-1]) for it, _, _ in group]
         pairs = [(choice, index) for index, (_, choices, _) in enumerate(group) for choice in choices]
-        pairs.sort(key=lambda pair: list(PipelineSchedule).index(pair[0].schedule))
+        names = list(PipelineSchedule)
+        pairs.sort(key=lambda pair: names.index(pair[0].schedule) if pair[0].schedule in names else 0)  # a file is alone
         return cls(
             stages=stage_columns([replace(stages, runs=ranks) for (stages, _, _), ranks in zip(group, runs, strict=True)]),
             choices=tuple(choice for choice, _ in pairs),
@@ -350,7 +356,7 @@ def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int, placeme
 
 
 @session_cache(maxsize=4096)
-def _moments_apart(schedule: PipelineSchedule, stage_layers: tuple[int, ...], pp: int, of_first: float) -> tuple[bool, frozenset[At]]:
+def _moments_apart(schedule: AnySchedule, stage_layers: tuple[int, ...], pp: int, of_first: float) -> tuple[bool, frozenset[At]]:
     """Return whether a middle rank has more layers in flight than the first, and the moments with fewer in flight than while blocks run."""
     of = live_of_table(live_table(schedule, stage_layers, pp))
     most = map(np.asarray, (of.most, of.present, of.fewer, of.ended))
@@ -362,17 +368,17 @@ def _moments_apart(schedule: PipelineSchedule, stage_layers: tuple[int, ...], pp
 def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
     """Return schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
     most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
-    pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
+    pairs: list[tuple[AnySchedule, int]] = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
-        chunks = {schedule: range(1, most // pp + 1) if schedule.takes_chunks else (1,) for schedule in PipelineSchedule}
-        pairs = [(schedule, v) for schedule in PipelineSchedule for v in chunks[schedule] if v > 1 or not schedule.needs_chunks]
+        chunks = {schedule: range(1, most // pp + 1) if schedule.takes_chunks else (1,) for schedule in space.schedules}
+        pairs = [(schedule, v) for schedule in chunks for v in chunks[schedule] if v > 1 or not schedule.needs_chunks]
         pairs = [(schedule, v) for schedule, v in pairs if schedule.num_chunks in (None, v)]
     by_runs: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
         if schedule not in space.schedules or not space.admits("virtual_stages", virtual):
             continue
-        if pp > 1 and str(schedule) not in space.runs.pipelines.schedules:
+        if pp > 1 and schedule.listed_as not in space.runs.pipelines.schedules:
             continue
         given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job, pp, virtual, schedule.placement)
         for layers in given:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import static_memory
 from perfmodel.cost.memory.plan import replicas
-from perfmodel.cost.stages import sum_of
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.frameworks.runnable import ZeroRuns
 from perfmodel.parallel.algebra.folding import takes_replicas
-from perfmodel.planner.uniform.blocks import column_grid, ranks_to_compare
+from perfmodel.planner.uniform.blocks import column_grid, least_fixed, ranks_to_compare
 from perfmodel.planner.uniform.runnable import with_other_axes
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, Space
 from perfmodel.planner.uniform.tables import Tables, take_grid
@@ -76,7 +75,7 @@ def state_memory(
     """
     static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=num_replicas)
     ranks = ranks_to_compare(estimator.profile, pipelines, pp)
-    return static, reduce(np.maximum, (np.asarray(pipelines.of_choices(sum_of(static[rank]))) for rank in ranks))
+    return static, reduce(np.maximum, (np.asarray(least_fixed(static[rank], pipelines)) for rank in ranks))
 
 
 def least_state_memory(estimator: Estimator, space: Space, tables: Tables, blocks: list[LayoutRows]) -> dict[int, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import Waits, exposed_each_microbatch, outside_pipeline, overlapped_send_time
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
+from perfmodel.cost.repeated_gathers import repeated_gather_time
+from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.parallel.choices import PipelineSchedule
+from perfmodel.parallel.pass_orders import MOST_GATHERED
 from perfmodel.planner.uniform.schedules import schedules_of
 from perfmodel.planner.uniform.space import PipelineGroup
 
@@ -35,7 +39,7 @@ def step_times(
 
     pipeline  [layouts, micro-batches, recompute, schedules]; the last dim are the choices of `pipelines`    [s]
 
-    Outside the pipeline only the waits of every microbatch depend on the schedule: gpipe has another beat.
+    Outside the pipeline only waits depend on the schedule: gpipe has another beat, and many virtual stages gather weights again.
     """
     waiting, stages = pp > 1 and terms.program.waits, pipelines.stages
     gpipe = [i for i, choice in enumerate(pipelines.choices) if choice.schedule is PipelineSchedule.GPIPE]
@@ -48,13 +52,19 @@ def step_times(
     if waiting:
         pipeline = _less_hidden_sends(estimator, pipeline, waits, gpipe_waits, regions, pipelines, pp=pp, m=num_microbatches, hop=hop)
 
-    def outside_time(waits: Waits) -> Array:
-        outside = outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
-        return pipelines.of_choices(np.asarray(outside.total))
+    def outside_time(waits: Waits, stages: Stages = stages) -> Array:
+        return np.asarray(outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches).total)
 
-    step = pipeline + outside_time(waits)
+    step = pipeline + pipelines.of_choices(outside_time(waits))
     if waiting and gpipe:
-        step[..., gpipe] = (pipeline + outside_time(gpipe_waits))[..., gpipe]
+        step[..., gpipe] = (pipeline + pipelines.of_choices(outside_time(gpipe_waits)))[..., gpipe]
+    if terms.program.keeps_gathered:
+        for i in (i for i, choice in enumerate(pipelines.choices) if choice.virtual_stages > MOST_GATHERED):
+            of, chosen = pipelines.stages_of([i]), pipelines.choices[i]
+            v = float(chosen.virtual_stages)
+            shape = Pipeline(schedule=chosen.schedule, num_ranks=float(pp), num_microbatches=num_microbatches, virtual_stages=v)
+            again = replace(waits, gathered_again=repeated_gather_time(terms, regions, of, shape, estimator.profile))
+            step[..., i : i + 1] = pipeline[..., i : i + 1] + outside_time(again, of)
     return step
 
 

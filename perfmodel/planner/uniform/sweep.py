@@ -195,7 +195,7 @@ def plan_of(
         micro_batch=micro_batch,
         recompute=str(recompute),
         recompute_operators=recompute_operators,
-        schedule=str(choice.schedule),
+        schedule=choice.schedule,
         virtual_stages=choice.virtual_stages,
         stage_layers=choice.stage_layers,
         attention=str(attention),

@@ -10,7 +10,7 @@ from perfmodel.cost.estimate import evaluate_memory, evaluate_plan, memory_on_ra
 from perfmodel.cost.memory.chip import MEMORY, kept_on_rank, live_layers
 from perfmodel.cost.memory.moments import At
 from perfmodel.cost.memory.plan import memory_by_class
-from perfmodel.cost.schedules import Pipeline
+from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.stages import slowest_stage, stages_of
 from perfmodel.cost.update import held_elements
 from perfmodel.frameworks.profile import uncertainty_of_memory

@@ -60,6 +60,9 @@ FORMS = {
     "pp 1f1b": dict(num_chips=8, pp=4),
     "pp interleaved": dict(num_chips=8, pp=2, schedule="interleaved", virtual_stages=2),
     "pp interleaved ZeRO-3": dict(num_chips=8, pp=2, schedule="interleaved", virtual_stages=2, zero=3),
+    "pp interleaved ZeRO-3, gathered again": dict(
+        num_chips=4, pp=2, schedule="interleaved", virtual_stages=5, zero=3, model=tiny(num_hidden_layers=10)
+    ),
     "pp ZeRO-1": dict(num_chips=8, pp=2, zero=1),
     "pp gpipe ZeRO-2": dict(num_chips=8, pp=2, zero=2, schedule="gpipe"),
     "pp dp_shard tp": dict(num_chips=64, pp=4, tp=4, zero=3, batch=20),

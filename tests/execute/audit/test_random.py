@@ -50,6 +50,7 @@ ZERO_BUBBLE = {
     "second of four": (dict(num_chips=4, pp=4), 1),
     "uneven, tensor": (dict(num_chips=4, pp=2, tp=2, stage_layers=(3, 1)), 2),
     "chunks": (dict(num_chips=2, pp=2, virtual_stages=2), 0),
+    "chunks, a round of three": (dict(num_chips=2, pp=2, virtual_stages=2, batch=3), 0),
     "zero 3": (dict(num_chips=4, pp=2, dp_shard=2, zero=3), 2),
     "latent": (dict(num_chips=2, pp=2, model=tiny("latent")), 1),
 }

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.cost.schedules import SCHEDULES
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import Placement, rank_of_stage, stages_of_ranks
-from perfmodel.parallel.pass_orders import FORWARD, PAIRED_BACKWARD, gathers_of_chunks
+from perfmodel.parallel.pass_orders import FORWARD, PAIRED_BACKWARD, gathered_chunks, gathers_of
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -48,19 +48,39 @@ def test_the_order_is_that_of_torch(schedule, chunks, num_ranks, num_microbatche
         assert order[0] == (FORWARD, 0, 0)
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks, num_microbatches", [(4, 1), (4, 3), (4, 7), (4, 10), (8, 27)])
+def test_rounds_are_those_of_torch(num_ranks, num_microbatches, num_chunks):
+    for rank in range(num_ranks):
+        order = SCHEDULES[PipelineSchedule.ZERO_BUBBLE].order(rank, num_ranks, num_microbatches, num_chunks)
+        assert order == torch_order(PipelineSchedule.ZERO_BUBBLE, rank, num_ranks, num_microbatches, num_chunks)
+
+
+@pytest.mark.parametrize("schedule", [PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE])
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("num_ranks, num_microbatches", [(2, 4), (2, 12), (4, 4), (4, 16)])
-def test_torchs_pipelines_gather_each_virtual_stage_as_often(num_ranks, num_microbatches, num_chunks):
+def test_weights_are_gathered_and_freed_as_in_torchs_pipelines(schedule, num_ranks, num_microbatches, num_chunks):
+    kinds = {letter: getattr(schedules, name) for name, letter in KINDS.items()}
     for rank in range(num_ranks):
-        order = SCHEDULES[PipelineSchedule.INTERLEAVED].order(rank, num_ranks, num_microbatches, num_chunks)
-        kinds = {"F": schedules.FORWARD, "B": schedules.FULL_BACKWARD}
+        order = SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, num_chunks)
         lowered = schedules._add_unshard_reshard([schedules._Action(chunk, kinds[kind], index) for kind, chunk, index in order])
-        unshards = [action.stage_index for action in lowered if action.computation_type is schedules.UNSHARD]
-        gathers, in_flight = gathers_of_chunks(order)
-        assert {chunk: unshards.count(chunk) for chunk in range(num_chunks)} == gathers
+        number, held, issued, gathered, gathers = 0, set(), {}, [], []
+        for action in lowered:
+            match action.computation_type:
+                case schedules.UNSHARD:
+                    held.add(action.stage_index)
+                    issued[action.stage_index] = number
+                case schedules.RESHARD:
+                    held.remove(action.stage_index)
+                case _:
+                    if action.stage_index in issued:
+                        gathers.append((action.stage_index, issued.pop(action.stage_index), number))
+                    gathered.append(set(held))
+                    number += 1
+        assert list(map(set, gathered_chunks(order))) == gathered
+        assert [(it.chunk, it.issued.total(), it.needed.total()) for it in gathers_of(order)] == gathers
         if num_chunks <= 3:
-            assert set(gathers.values()) == {1}
-            assert not in_flight
+            assert len(gathers) == num_chunks
 
 
 @pytest.mark.parametrize("schedule, num_ranks, num_microbatches", [
