@@ -173,10 +173,7 @@ SCHEDULE = Toy(
     edits={
         "parallel/choices.py": (
             ('    DUALPIPEV = "dualpipev"', '    TOY = "toy"'),
-            (
-                '        """The time of a step is that of its simulated orders; others have a closed form."""',
-                "        if self is PipelineSchedule.TOY:\n            return True",
-            ),
+            ("_TRAITS: Mapping[str, Mapping[str, Any]] = {", '    "toy": {"is_simulated": True},'),
         ),
         "cost/schedules.py": (
             (
