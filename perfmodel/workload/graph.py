@@ -65,9 +65,6 @@ class Operand:
 # --- operators ------------------------------------------------------------------------------------------------------
 
 
-# --- operators ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimRoles:
     """Dims of an operator with a role beyond their size.
