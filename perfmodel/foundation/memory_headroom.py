@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from perfmodel.foundation.columns import Column
@@ -143,10 +143,8 @@ class MemoryRule:
 
     def verdict(self, ranks: Sequence[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> Verdict:
         """Return the verdict. Tight: the plan would fit, but with too little headroom or too low a probability."""
-        needed: Column = -math.inf
-        ratio, is_sure = self.ratio(uncertainty), True
+        needed, ratio, is_sure = max(map(attrgetter("total"), ranks)), self.ratio(uncertainty), True
         for rank in ranks:
-            needed = max(needed, rank.total)
             is_sure = is_sure and (ratio is None or rank.total <= rank.allowed(usable, ratio))
         if needed <= self.allowed(usable) and is_sure:
             return Verdict.FITS

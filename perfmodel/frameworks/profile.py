@@ -304,27 +304,8 @@ def shipped_memory_uncertainties() -> Mapping[str, MemoryUncertainty]:
 
 
 def read_memory_uncertainties(path: Path) -> Mapping[str, MemoryUncertainty]:
+    """Return the memory uncertainties by kind in a file that `python -m lab.residuals` wrote."""
     from perfmodel.foundation.files import read_yaml
 
-    try:
-        data = read_yaml(path)
-        return {
-            kind: MemoryUncertainty(
-                centre=_within(data[kind]["centre"], -5.0),
-                scale=_within(data[kind]["scale"], 1e-4),
-                of_unseen=kind == UNKNOWN,
-                rests_on=str(data[kind]["rests_on"]),
-            )
-            for kind in (KNOWN, UNKNOWN)
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"memory_uncertainty={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
-        ) from None
-
-
-def _within(value: object, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 5.0:
-        raise bad_field("number", shown(value), f"must be from {least:g} to 5")
-    return float(value)
+    data = read_yaml(path)
+    return {kind: MemoryUncertainty(**data[kind], of_unseen=kind == UNKNOWN) for kind in (KNOWN, UNKNOWN)}

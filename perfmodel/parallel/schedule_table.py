@@ -62,13 +62,10 @@ class ScheduleTable:
 
     @property
     def takes_chunks(self) -> bool:
-        """A rank may hold several virtual stages."""
+        """A rank may, and must, hold several virtual stages."""
         return self.num_chunks > 1
 
-    @property
-    def needs_chunks(self) -> bool:
-        """A rank must hold several virtual stages."""
-        return self.num_chunks > 1
+    needs_chunks = takes_chunks
 
     def admits(self, num_microbatches: Any, num_ranks: int, num_chunks: int = 1) -> Any:
         """Return whether the schedule is for these numbers of micro-batches, a number or a column, and of ranks."""

@@ -21,10 +21,10 @@ from perfmodel.planner.explain import single_turns, turned_plans
 from perfmodel.planner.remedies import is_needless
 from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
-from perfmodel.verbs.requests import read_risk
+from perfmodel.verbs.requests import read_risk, stated_settings
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
-from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan, stated_settings
+from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan
 
 #: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4

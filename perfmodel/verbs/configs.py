@@ -18,8 +18,16 @@ from perfmodel.parallel.choices import AttentionKernel
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
-from perfmodel.verbs.requests import absent_fields, make_requests, names_in, needs_chips, predict_requests, setting_of_request
-from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan, stated_settings
+from perfmodel.verbs.requests import (
+    absent_fields,
+    make_requests,
+    names_in,
+    needs_chips,
+    predict_requests,
+    setting_of_request,
+    stated_settings,
+)
+from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
 from perfmodel.workload.models import is_model, load_model
 
 if TYPE_CHECKING:

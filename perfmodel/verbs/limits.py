@@ -22,9 +22,9 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
-from perfmodel.verbs.requests import needs_chips, read_risk
+from perfmodel.verbs.requests import needs_chips, read_risk, stated_settings
 from perfmodel.verbs.settable import small_loss
-from perfmodel.verbs.setting import Setting, annotated, find_cluster, make_job, make_setting, stated_settings
+from perfmodel.verbs.setting import Setting, annotated, find_cluster, make_job, make_setting
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 

@@ -17,6 +17,9 @@ from perfmodel.foundation.memory_headroom import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, read_integer, several, share
 from perfmodel.foundation.words import check_none_missing, combinations, is_list, missing_words, words_of
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.choices import OFFLOADS, read_context_form, read_offloads
+from perfmodel.parallel.compression import read_compression
+from perfmodel.parallel.framework_ref import read_settings
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
@@ -30,7 +33,6 @@ from perfmodel.verbs.setting import (
     plan_in,
     predict_in_columns,
     setting_of_plan,
-    stated_settings,
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -78,6 +80,19 @@ _SEVERAL = attrgetter(*(name for name, word in words_of(Request).items() if word
 def has_lists(asked: Request) -> bool:
     """Return whether any of the words was given as a list, even of one value."""
     return any(map(is_list, _SEVERAL(asked)))
+
+
+def stated_settings(asked: Request) -> dict[str, Any]:
+    """Return the settings that a request states, by the word of settings and by words of their own."""
+    settings: dict[str, Any] = {} if asked.settings is None else read_settings(asked.settings)
+    words: dict[str, Any] = {}
+    if asked.cp_form is not None:
+        words["cp_form"] = read_context_form(asked.cp_form, "cp_form")
+    if asked.offload is not None:
+        words |= {OFFLOADS[name]: True for name in read_offloads(asked.offload)}
+    if asked.gradient_compression is not None:
+        words["gradient_compression"] = read_compression(asked.gradient_compression)
+    return read_settings(settings | words) if words else settings
 
 
 def with_one_framework(requests: list[Request]) -> list[Request]:

@@ -18,22 +18,12 @@ from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.algebra.rules import rule_set_of
-from perfmodel.parallel.choices import (
-    OFFLOADS,
-    ULYSSES,
-    WHOLE_LOSS,
-    AttentionKernel,
-    Recompute,
-    read_context_form,
-    read_offloads,
-    rules_of_form,
-)
-from perfmodel.parallel.compression import NO_COMPRESSION, compression_note, read_compression
+from perfmodel.parallel.choices import ULYSSES, WHOLE_LOSS, AttentionKernel, Recompute, rules_of_form
+from perfmodel.parallel.compression import NO_COMPRESSION, compression_note
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, plan_of_knobs
 from perfmodel.parallel.prediction import LOSS_MOMENT
-from perfmodel.parallel.request import Request
 from perfmodel.verbs.settable import attention_note, small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -234,19 +224,6 @@ def file_reference(name: Name) -> str:
         return str(Path(name).resolve()) if is_path(name) else str(name)
     except (OSError, RuntimeError, ValueError):  # no working folder, circular links, a null byte: the reader reports the fault
         return str(name)
-
-
-def stated_settings(asked: Request) -> dict[str, Any]:
-    """Return the settings that a request states, by the word of settings and by words of their own."""
-    settings: dict[str, Any] = {} if asked.settings is None else read_settings(asked.settings)
-    words: dict[str, Any] = {}
-    if asked.cp_form is not None:
-        words["cp_form"] = read_context_form(asked.cp_form, "cp_form")
-    if asked.offload is not None:
-        words |= {OFFLOADS[name]: True for name in read_offloads(asked.offload)}
-    if asked.gradient_compression is not None:
-        words["gradient_compression"] = read_compression(asked.gradient_compression)
-    return read_settings(settings | words) if words else settings
 
 
 def make_job(

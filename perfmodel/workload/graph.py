@@ -65,9 +65,6 @@ class Operand:
 # --- operators ------------------------------------------------------------------------------------------------------
 
 
-# --- operators ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimRoles:
     """Dims of an operator with a role beyond their size.
@@ -479,15 +476,6 @@ class Graph:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
-
-    @property
-    def layer_parameters(self) -> dict[str, int]:
-        """Parameter elements by the first layer that reads them."""
-        counts: dict[str, int] = {}
-        for tensor in self.parameters:
-            for reader, _ in self.consumers(tensor.name)[:1]:
-                counts[reader.layer] = counts.get(reader.layer, 0) + tensor.num_elements
-        return counts
 
     @property
     def num_parameters(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import filterfalse
 from math import prod
 
 import numpy as np
@@ -436,7 +435,7 @@ def left_view(operator: Operator, rows: Configurations) -> View:
 
 def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:
     """Return the layout of an input for each configuration, with the axes on which its gradient becomes partial."""
-    return _view(rows, operand.dims, tuple(filterfalse(operand.dims.__contains__, operator.dims)))
+    return _view(rows, operand.dims, [dim for dim in operator.dims if dim not in operand.dims])
 
 
 def _view(rows: Configurations, dims: Sequence[str], summed: Sequence[str]) -> View:
