@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
 from perfmodel.cost.machine import Machine, is_machine_of
-from perfmodel.cost.memory.chip import ActivationBytes, LiveLayers, kept_on_rank, live_layers, static_memory
+from perfmodel.cost.memory.chip import MEMORY, ActivationBytes, LiveLayers, kept_on_rank, live_layers, static_memory
 from perfmodel.cost.memory.moments import ActivationTerms, At, activation_terms
 from perfmodel.cost.memory.plan import (
     MemoryRow,
@@ -26,7 +26,6 @@ from perfmodel.cost.memory.plan import (
     most_reserved,
     rank_memory_terms,
     scalar,
-    with_reserve,
 )
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
@@ -278,8 +277,12 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
     for key in zip(fullest_by_class(row, number), row.needs_by_column(plan, uncertainty, number), usable, strict=True):
         if key not in known:
             (moment, total, by_class), ranks, limit = key
+            # with the memory outside the allocator, and the memory that it reserves
+            memory = dict(zip(MEMORY, by_class, strict=True)) | {"framework": float(ranks[0].outside)}
+            reserved = total - sum(memory.values())
+            memory["allocator"] = reserved if reserved > 1e-12 * total else 0.0
             known[key] = {
-                "memory": with_reserve(by_class, total, float(ranks[0].outside)),
+                "memory": {**adding_up(memory, total), "total": total},
                 "memory_moment": moment,
                 "memory_usable": limit,
                 "memory_low": max(rank.at_least(low) for rank in ranks),

@@ -74,6 +74,32 @@ class UnitColumns:
     merges: tuple[tuple[int, int], ...]
     shares: NDArray[np.float64] | None
 
+    @classmethod
+    def of(
+        cls, events: Sequence[tuple[Any, ...]], masks: Sequence[frozenset[str]], num_regions: int, shares: Sequence[float]
+    ) -> UnitColumns:
+        """Return the units of sorted events (unit, parameter, ...). A unit is (what, times, region, kind, mask, parameter or -1).
+
+        Two units merge if they agree but for the mask, and the axes of one are among those of the other.
+        """
+        starts = [i for i, event in enumerate(events) if i == 0 or event[0] != events[i - 1][0]]
+        units = [events[i][0] for i in starts]
+        pairs = []
+        for (a, first), (b, second) in permutations(enumerate(units), 2):
+            into, of = masks[first[4]], masks[second[4]]
+            if first[:4] == second[:4] and first[5] == second[5] and into < of:
+                pairs.append((-len(of), len(into), a, b))
+        return cls(
+            starts=np.array(starts, dtype=np.intp),
+            kind=np.array([COLLECTIVE_CODE[unit[3]] for unit in units], dtype=np.int64),
+            mask=np.array([unit[4] for unit in units], dtype=np.int64),
+            cell=np.array([cell(unit[0], unit[1], unit[2], num_regions) for unit in units], dtype=np.int64),
+            merges=() if shares else tuple(map(itemgetter(2, 3), sorted(pairs))),
+            shares=np.array([[1.0 if events[i][0][0] == "sum" else shares[events[i][1]]] for i in starts]) if shares else None,
+            is_bucketed=np.array([unit[0] == "reduce" for unit in units], dtype=bool),
+            tensors=np.diff([*starts, len(events)]).astype(np.float64),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatrixColumns:
@@ -84,6 +110,18 @@ class MatrixColumns:
     row: NDArray[np.int64]
     column: NDArray[np.int64]
     zero: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parameters: Sequence[ParameterLayout], masks: dict[frozenset[str], int]) -> MatrixColumns:
+        """Return the columns of parameters. New groups of axes are added to `masks`."""
+        sizes, groups = [], []
+        for parameter in parameters:
+            sizes.append((float(parameter.num_rows), float(parameter.num_columns)))
+            for axes in (parameter.row_axes, parameter.column_axes, shard_axes(parameter.gradient_axes)):
+                groups.append(masks.setdefault(axes, len(masks)))
+        num_rows, num_columns = np.array(sizes).reshape(-1, 2).T[..., None]
+        row, column, zero = np.array(groups, dtype=np.int64).reshape(-1, 3).T
+        return cls(num_rows=num_rows, num_columns=num_columns, row=row, column=column, zero=zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -267,9 +305,7 @@ def compile_parameters(
             unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=itemgetter(0))
-    units = [entry[0] for entry in events]
-    starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
-    matrix_masks, data_axes = [], frozenset[str]()
+    matrices, data_axes = MatrixColumns.of(parameters, masks), frozenset[str]()
     is_tied = has_copies = has_casts = False
     for parameter in parameters:
         if not parameter.is_frozen:
@@ -277,10 +313,7 @@ def compile_parameters(
             is_tied |= len(parameter.regions) > 1
         has_copies |= parameter.is_frozen or parameter.copy_bytes > 0.0
         has_casts |= parameter.casts != NO_CASTS
-        of_matrix = parameter.row_axes, parameter.column_axes, shard_axes(parameter.gradient_axes)
-        matrix_masks.append([masks.setdefault(axes, len(masks)) for axes in of_matrix])
-    row, column, shards = np.array(matrix_masks, dtype=np.int64).reshape(-1, 3).T
-    happens = frozenset([unit[:2] for unit in units])
+    happens = frozenset([event[0][:2] for event in events])
     holds_sharded_gradients = zero >= 2 and not keeps
     holds_sharded_weights = zero == 3 or (zero == 2 and profile.state.zero2_stores_shards)
     return ParameterProgram(
@@ -292,24 +325,9 @@ def compile_parameters(
             on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
             is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
         ),
-        units=UnitColumns(
-            starts=np.array(starts, dtype=np.intp),
-            kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
-            mask=np.array([units[i][4] for i in starts], dtype=np.int64),
-            cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),
-            merges=() if shares else _mergeable_units([units[i] for i in starts], tuple(masks)),
-            shares=np.array([[1.0 if units[i][0] == "sum" else shares[events[i][1]]] for i in starts]) if shares else None,
-            is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
-            tensors=np.diff([*starts, len(units)]).astype(np.float64),
-        ),
+        units=UnitColumns.of(events, tuple(masks), len(regions), shares),
         bucket_scale=gradient_bytes / parameter_bytes,
-        matrices=MatrixColumns(
-            num_rows=np.array([[float(p.num_rows)] for p in parameters]),
-            num_columns=np.array([[float(p.num_columns)] for p in parameters]),
-            row=row,
-            column=column,
-            zero=shards,
-        ),
+        matrices=matrices,
         masks=tuple(masks),
         members=tuple(map(tuple, members)),
         sums=tuple([(unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"]),
@@ -325,16 +343,6 @@ def compile_parameters(
         data_axes=data_axes,
         compression=compression_of(profile.communication.gradient_compression) if zero == 0 else NO_COMPRESSION,
     )
-
-
-def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], ...]) -> tuple[tuple[int, int], ...]:
-    """Return (into, from) of mergeable units: equal cell and kind, and equal groups if the axes of only one of them are of size 1."""
-    pairs = []
-    for (a, first), (b, second) in permutations(enumerate(units), 2):
-        into, of = masks[first[4]], masks[second[4]]
-        if first[:4] == second[:4] and first[5] == second[5] and into < of:
-            pairs.append((-len(of), len(into), a, b))
-    return tuple(map(itemgetter(2, 3), sorted(pairs)))
 
 
 def parameters_depend_on(grid: LayoutGrid) -> list[Array]:

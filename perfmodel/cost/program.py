@@ -212,8 +212,7 @@ class _Compilation:
                 self.core.add(op.name)
             if is_group and op.group not in ended:
                 ended.add(op.group)
-                keeps_inputs = all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)
-                is_core = not (stops_early and keeps_inputs)
+                is_core = not (stops_early and all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved))
             phase = "core" if is_core else "tail" if is_tail else "rest"
             first_tail = op.name if phase == "tail" else first_tail
             is_tail = is_tail and not op.saved

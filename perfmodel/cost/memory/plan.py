@@ -347,15 +347,6 @@ def fullest_by_class(row: MemoryRow, number: int) -> list[tuple[str, float, tupl
     return held
 
 
-def with_reserve(by_class: Sequence[float], total: float, outside: float) -> dict[str, float]:
-    """Return the bytes by class, with those outside the allocator and those that it reserves; "total" is their sum. [byte]"""
-    values = dict(zip(MEMORY, by_class, strict=True))
-    values["framework"] = outside
-    reserved = total - sum(values.values())
-    values["allocator"] = reserved if reserved > 1e-12 * total else 0.0
-    return {**adding_up(values, total), "total": total}
-
-
 def replicas(grid: LayoutGrid) -> Any:
     """Return the number of ranks that the gradient of a weight is reduced over."""
     return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]
