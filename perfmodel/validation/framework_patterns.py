@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
 
@@ -142,8 +143,6 @@ _GROUPS = {"recomputation": RecomputeDefaults, "figures": MemoryFigures, "expert
 @lru_cache(maxsize=1)
 def framework_patterns() -> tuple[Framework, ...]:
     """Return the entries of `strategies/framework_patterns.yaml`, in file order."""
-    from perfmodel.foundation.files import read_yaml
-
     entries: list[dict[str, Any]] = read_yaml(resource_dir("strategies") / "framework_patterns.yaml")["frameworks"]
     by_name = {entry["name"]: entry for entry in entries}
     frameworks = []

@@ -231,14 +231,12 @@ def summarise(every_row: Iterable[AnyRow], *, by: Sequence[str] = (), skip_broke
         if not row.is_predicted:
             name, _, rule = row.reason.partition(": ")
             reasons[f"{name.partition('=')[0]}: {rule.partition(';')[0]}" if rule else row.reason] += 1
-    judged = [row for row in rows if is_judged(row)]
+    judged = [(row, (bool(row.case.ran), bool(row.predicted_fits))) for row in rows if is_judged(row)]
     scored = [row for row in rows if row.is_scored]
 
-    def outcome(row: TrainingRow) -> tuple[bool, bool]:
-        return bool(row.case.ran), bool(row.predicted_fits)
-
     def fits_by(name_of: Callable[[TrainingRow], str]) -> tuple[FitCounts, ...]:
-        return tuple(fit_counts(name, map(outcome, members)) for name, members in sorted(grouped(judged, name_of).items()))
+        groups = grouped(judged, lambda entry: name_of(entry[0]))
+        return tuple(fit_counts(name, [outcome for _, outcome in members]) for name, members in sorted(groups.items()))
 
     return ValidationResult(
         rows=rows,
@@ -254,7 +252,7 @@ def summarise(every_row: Iterable[AnyRow], *, by: Sequence[str] = (), skip_broke
         kinds=dict(Counter([row.kind for row in rows] + ["inference"] * len(served))),
         memories=memory_summaries(dense),
         experts=expert_figures(rows, by),
-        fits=fit_counts("all", map(outcome, judged)),
+        fits=fit_counts("all", [outcome for _, outcome in judged]),
         framework_fits=fits_by(lambda row: row.run.framework.profile),
         source_fits=fits_by(lambda row: row.group),
         reasons=dict(reasons.most_common()),
