@@ -177,6 +177,7 @@ def test_an_export_does_not_overwrite_its_plan(call, tmp_path):
     assert call("predict", *job, "--train", "lora:16", "--recompute", "full", "--save", path)[0] == 0
     plan = path.read_text()
     code, _, err = call("export", path, "--to", "trl", "--out", tmp_path / "lora")
-    assert code == 2 and "would overwrite" in joined(err)
+    assert code == 2
+    assert "would overwrite" in joined(err)
     assert path.read_text() == plan
     assert call("export", path, "--to", "trl", "--out", tmp_path / "run")[0] == 0
