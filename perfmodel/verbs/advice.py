@@ -68,7 +68,7 @@ def advise_on(
     current = predict_in(setting, placed(plan, setting), **memory)
 
     def is_written(plan: Plan) -> bool:
-        if start.setup is None or not start.setup.table.outputs:  # a plan file may be exported to any framework
+        if any_framework or start.setup is None or not start.setup.table.outputs:  # a plan file may be exported to any framework
             return True
         return can_write(_facts(plan, setting, start), start.setup.table)
 
