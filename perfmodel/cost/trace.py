@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from itertools import chain, groupby
@@ -101,9 +101,9 @@ class RankTimeline:
     stage: int
     step_time: float
     parts: Mapping[str, float]
-    pieces: tuple[tuple[float, list[Span]], ...]
-    passes: tuple[Span, ...]
-    memory: tuple[tuple[float, Mapping[str, float]], ...]
+    pieces: tuple[tuple[float, list[Span]], ...] = field(repr=False)
+    passes: tuple[Span, ...] = field(repr=False)
+    memory: tuple[tuple[float, Mapping[str, float]], ...] = field(repr=False)
     memory_moment: str
     stretch: float
     detail: Detail

@@ -103,6 +103,7 @@ class Runs(Grouped):
     rules                names of shipped rule sets; none: any rules
     hybrid_rules         those with which state may be sharded over a part of the data ranks (HSDP); none: all of `rules`
     recompute_modules    parts of a layer may be recomputed by name
+    exchanges            dispatchers of tokens to experts that need no library of their own
     flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
     axes_of_bases        axes among tp, cp, pp, ep with a quantised base
@@ -121,6 +122,7 @@ class Runs(Grouped):
     sequence_parallel: bool
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
+    exchanges: tuple[str, ...] = tuple(map(str, USUAL_DISPATCHERS))
     flex: tuple[str, ...] = ()
     recompute_modules: bool = False
     sharded_bases: tuple[str, ...] = tuple(BASE_FORMATS)
@@ -174,7 +176,8 @@ class Runs(Grouped):
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
         """Return the dispatchers of tokens to experts on this chip."""
-        return tuple(Dispatcher) if chip.startswith(self.flex or ("/",)) else USUAL_DISPATCHERS
+        has_flex = chip.startswith(self.flex or ("/",))
+        return tuple(name for name in Dispatcher if str(name) in self.exchanges or (has_flex and name is Dispatcher.FLEX))
 
 
 #: Default of a profile: all plans.
@@ -205,6 +208,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero_of_offload": ZERO_STAGES,
     "zero_of_ranks": ZERO_STAGES,
     "context_forms": CONTEXT_FORMS,
+    "exchanges": tuple(map(str, USUAL_DISPATCHERS)),
     "offloads": (*OFFLOADS, "optimizer,parameters"),
     "compressions": tuple(Compressor)[1:],
 }
@@ -270,6 +274,8 @@ def not_runnable_reason(plan: Plan, profile: ExecutionProfile) -> str:
         return f"cp={layout.cp}: {framework} cuts a sequence in 2 cp equal chunks, and {2 * layout.cp} does not divide {plan.job.seq_len}"
     if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1 and not runs.has_flex:
         return f"dispatcher=flex: {framework} has no library that sends rows once to each place"
+    if plan.dispatcher is not Dispatcher.FLEX and plan.ep > 1 and str(plan.dispatcher) not in runs.exchanges:
+        return f"dispatcher={plan.dispatcher}: {framework} has {_listed(runs.exchanges + (str(Dispatcher.FLEX),) * runs.has_flex)} only"
     if not pipelined:
         return ""
     if plan.schedule.listed_as not in runs.pipelines.schedules:

@@ -62,6 +62,9 @@ class Advice:
     remedies: tuple[FittingChange, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return "\n".join((why_slow(self.prediction), gain_line(self), *diff_lines(self)))
+
 
 def advice_object(advice: Advice) -> dict[str, Any]:
     """Return the advice as the `--json` object, in SI units."""

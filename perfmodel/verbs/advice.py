@@ -68,7 +68,9 @@ def advise_on(
     current = predict_in(setting, placed(plan, setting), **memory)
 
     def is_written(plan: Plan) -> bool:
-        return table is None or not table.outputs or can_write(_facts(plan, setting, start), table)
+        if any_framework or start.setup is None or not start.setup.table.outputs:  # a plan file may be exported to any framework
+            return True
+        return can_write(_facts(plan, setting, start), start.setup.table)
 
     report(0.1)
     remedies = () if current.fits else remedies_in(setting, current.plan, **rule)

@@ -60,6 +60,9 @@ class Limits:
 
         return min(pool.machine.memory.usable for pool in pools_of(self.setting.estimator))
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{limit.name:<12} {limit.value:>9,}  limited by {limit.limited_by}: {limit.reason}" for limit in self)
+
     def __iter__(self) -> Iterator[Limit]:
         return iter((self.micro_batch, self.global_batch, self.seq_len, self.chips))
 

@@ -156,3 +156,13 @@ def test_no_loss_is_named_to_a_framework_that_has_none():
     result = perfmodel.find_limits(model="qwen2.5-0.5b", cluster="dgx-h100", chips=1, seq_len="128k", profile="megatron")
     assert result.micro_batch.memory_moment == "loss"
     assert not any("--setting" in limit.reason for limit in result)
+
+
+def test_results_print_in_a_few_lines():
+    """A notebook prints what a cell returns: no calibration tables and no spans."""
+    job = {"model": "gpt2", "cluster": "dgx-h100", "chips": 8, "profile": "megatron"}
+    limits = perfmodel.find_limits(**job, seq_len=1024)
+    assert [line.split()[0] for line in repr(limits).splitlines()] == ["micro_batch", "global_batch", "seq_len", "chips"]
+    plan = perfmodel.predict(**job, global_batch=64, seq_len=1024, pp=2).plan
+    assert len(repr(perfmodel.trace_plan(plan))) < 4000
+    assert repr(perfmodel.advise(plan)).startswith("Why it takes")

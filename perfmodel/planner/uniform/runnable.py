@@ -45,7 +45,7 @@ def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher:
         runnable &= (rows.cp == 1) | (seq_len % (2 * rows.cp) == 0)
     if rules.scatters_residual and not runs.sequence_parallel:
         runnable &= rows.tp == 1
-    if dispatcher is Dispatcher.FLEX and not runs.has_flex:
+    if not (runs.has_flex if dispatcher is Dispatcher.FLEX else str(dispatcher) in runs.exchanges):
         runnable &= rows.ep == 1
     some, every = (not (names := runs.rules_for(hybrid=hybrid)) or rules.name in names for hybrid in (True, False))
     return runnable & np.where(_hybrid(rows), some, every)
