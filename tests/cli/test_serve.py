@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_not_started(call):
     code, text, _ = call("serve", *asked.split())
     assert code == 2
     assert text.startswith("does not fit: weights take")
-    assert "tp: not given; 4 leaves most room" in text
+    assert "tp: not given; 4 leaves the most room" in text
     for hidden in ("vllm serve", "TTFT", "throughput", "tokens/s"):
         assert hidden not in text
 
@@ -655,3 +655,11 @@ def test_raising_limits_as_the_refusal_names_them_is_enough(call):
 def test_names_of_engines_are_formats(call_json, name):
     load = "serve --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 100 --concurrency 8"
     assert call_json(*load.split(), "--quantization", name)["plan"]["quantization"] == "w4a16"
+
+
+def test_time_outside_the_steps_is_named_where_it_is_most_of_ttft(call_json):
+    load = "serve --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 100 --engine sglang"
+    assert any(
+        "of TTFT is network, tokenization and API server" in note for note in call_json(*load.split(), "--concurrency", "1")["notes"]
+    )
+    assert not any("of TTFT is" in note for note in call_json(*load.split(), "--concurrency", "400")["notes"])
