@@ -270,9 +270,10 @@ def _predict(
 
 def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
     """Yield the launch commands of a plan; MODEL stands for the name or folder of the checkpoint."""
-    for line in lines:
+    roles = (" prefill workers", " decode workers") if len(lines) == 2 else ("",) * len(lines)
+    for line, role in zip(lines, roles, strict=True):
         copies = f" ({line.copies} times, each on its own chips)" if line.copies > 1 else ""
-        yield Text(f"Start{copies}", apart=True)
+        yield Text(f"Start{role}{copies}", apart=True)
         yield Command(line.command)
         if line.config:
             yield Text(f"{line.config_name}:\n{line.config.rstrip()}", wraps=False)

@@ -134,4 +134,6 @@ def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> 
         ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
         return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"
     ratio = plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip - 1
+    if abs(ratio) < 5e-4:  # would be printed as 0
+        return "equal throughput"
     return f"{abs(ratio):.1%} {'fewer' if ratio < 0 else 'more'} tokens"

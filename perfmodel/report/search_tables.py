@@ -14,7 +14,7 @@ from perfmodel.parallel.serving_plan import ServiceLayout, ServingLayout
 from perfmodel.planner.result import Objective, RankedPlan, ServingSearch, TrainingSearch
 from perfmodel.report.predictions import fits_cell, plan_cells, short_plan_text
 from perfmodel.report.serving import cost_cell, load_cell, short_layout, time_cell
-from perfmodel.report.table import Table, bytes_like, percent, rate, table_of, table_of_rows, times_like
+from perfmodel.report.table import Table, bytes_like, percent, rate, table_of, table_of_rows, times_like, without_empty
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 
 #: Mark of the name of a plan that the assumed framework cannot run.
@@ -156,7 +156,8 @@ def service_plans_table(result: ServingSearch) -> Table:
         )
         for rank, ranked in enumerate(result.plans, 1)
     )
-    return replace(table_of("Plans, best first", f"> | ~plan | weights | {_FIGURES}", rows), optional=("USD/M", "weights"))
+    table = table_of("Plans, best first", f"> | ~plan | weights | {_FIGURES}", rows)
+    return without_empty(replace(table, optional=("USD/M", "weights")))
 
 
 #: Columns of `_figures`.
@@ -198,7 +199,7 @@ def pools_tables(result: ServingSearch) -> list[Table]:
     for rank, ranked in enumerate(result.disaggregated, 1):
         figures.append((str(rank), ranked.prediction.job.quantization.name, *_figures(ranked), ranked.reason))
         named.append((str(rank), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}"))
-    first = table_of(title, f"> | weights | {_FIGURES} | ~against the best aggregated", figures)
+    first = without_empty(table_of(title, f"> | weights | {_FIGURES} | ~against the best aggregated", figures))
     return [first, table_of("", "> | ~plan", named)] if named else [first]
 
 
@@ -212,7 +213,8 @@ def service_baselines_table(result: ServingSearch) -> Table:
         ranked = baseline.plans[0]
         plan, fits = _layout_text(ranked.plan.layout, result), ranked.prediction.fits
         rows.append((baseline.name, plan, *_figures(ranked)) if fits else (baseline.name, f"{plan}: does not fit", *("",) * 6))
-    return replace(table_of("Without a search", f"baseline | ~plan | {_FIGURES}", rows), optional=("USD/M", "tok/s/user"))
+    table = table_of("Without a search", f"baseline | ~plan | {_FIGURES}", rows)
+    return without_empty(replace(table, optional=("USD/M", "tok/s/user")))
 
 
 def front_table(result: ServingSearch) -> Table:

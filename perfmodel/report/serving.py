@@ -31,8 +31,8 @@ def lengths_line(job: ServingJob) -> str:
     if job.prefix_hit:
         text += f", {percent(job.prefix_hit)} of a prompt cached"
     if (drafts := job.speculation) is not None:
-        by = f" by {drafts.draft.name}" if drafts.draft else ""
-        text += f", {drafts.draft_tokens} tokens drafted a step{by}, {drafts.acceptance:g} accepted"
+        drafter = f" by {drafts.draft.name}" if drafts.draft is not None else ""
+        text += f", {drafts.draft_tokens} tokens drafted a step{drafter}, {drafts.acceptance:g} accepted"
     return text
 
 

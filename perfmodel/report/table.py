@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,13 @@ def table_of_rows(
     """Return a table of rows that name their columns: header -> cell. All rows have the headers of the first."""
     headers, cells = tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows)
     return Table(title=title, headers=headers, rows=cells, right=right, fold=fold, optional=optional, caption=caption)
+
+
+def without_empty(table: Table) -> Table:
+    """Return the table without columns that have no text in any row, such as the requests in flight of plans under a rate."""
+    kept = [at for at in range(len(table.headers)) if not table.rows or any(row[at] for row in table.rows)]
+    headers, *rows = (tuple(cells[at] for at in kept) for cells in (table.headers, *table.rows))
+    return replace(table, headers=headers, rows=tuple(rows))
 
 
 def shares_table(

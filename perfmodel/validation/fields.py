@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.workload.job import Precision
+from perfmodel.workload.quantization import ALIASES
 
 #: Precision of a training run -> (policy of the job, dtype of the matrix multiplies).
 PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
@@ -26,8 +27,7 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
 #: Precision of a serving run -> format of its weights.
 SERVED_PRECISIONS: Mapping[str, str] = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4",
-    "mxfp4": "mxfp4", "int4": "w4a16", "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8",
-    "w4a8": "w4a8",
+    "mxfp4": "mxfp4", "w4a16": "w4a16", "int8": "int8", "w4a8": "w4a8", **ALIASES,
 }  # fmt: skip
 #: Format of a KV cache -> its dtype; None: the engine's default.
 CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "bfloat16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}

@@ -311,7 +311,7 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
     capacity, keeps_up = memory.sequences * replicas, "leave room for these requests"
     enough = memory.fits & (capacity >= (job.concurrency or _USUAL_REQUESTS * replicas))
-    nearest, reason = capacity, "leaves most room of all that can be"
+    nearest, reason = capacity, "leaves the most room"
     if job.rate is not None and memory.fits.any():
         for headroom in (_RATE_HEADROOM, 0.0):
             load = estimator.serve(replace(job, rate=job.rate * (1 + headroom)), plans).load

@@ -153,10 +153,15 @@ def published_format(architecture: str) -> Quantization:
     return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
 
 
+ALIASES: Mapping[str, str] = MappingProxyType({"int4": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights"})
+"""Names that engines and published runs use -> format."""
+
+
 def quantization_named(name: str | Quantization, field: str = "quantization") -> Quantization:
     if isinstance(name, Quantization):
         return name
-    quantization = QUANTIZATIONS.get(plain_text(name))
+    text = plain_text(name)
+    quantization = QUANTIZATIONS.get(ALIASES.get(text, text))
     if quantization is None:
         raise InputError(f"{field}={one_line(name)}: is not known{suggest(name, QUANTIZATIONS)}")
     return quantization

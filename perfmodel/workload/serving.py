@@ -128,8 +128,9 @@ class ServingJob:
             raise bad_field("kv_precision", self.kv_precision, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
         longest = self.input_len.most + self.output_len.most
         if (most := self.model.positions.max_position_embeddings) < longest:
-            rule = f"with the answer's {self.output_len.most} is longer than the {most} of {self.model.name}"
-            raise bad_field("input_len", self.input_len.most, rule, "use shorter lengths")
+            rule = f"prompt and answer ({self.output_len.most} tokens) share the {most} positions of {self.model.name}"
+            allowed = most - self.output_len.most
+            raise bad_field("input_len", self.input_len.most, rule, f"use at most {allowed}" if allowed > 0 else "use shorter answers too")
 
     @property
     def new_tokens(self) -> float:

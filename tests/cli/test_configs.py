@@ -94,6 +94,23 @@ def test_serve_takes_a_launch_line(result):
     assert (plan["tp"], plan["max_batch"]) == (4, 192)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("vllm serve mistralai/Mistral-7B-v0.1 --quantization awq", "w4a16"),
+        ("vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ", "w4a16"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "w4a16"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen2.5-7B-Instruct --quantization w8a8_int8", "int8"),
+        ("trtllm-serve Qwen/Qwen2.5-7B-Instruct-AWQ", "w4a16"),
+    ],
+)
+def test_a_launch_line_has_the_format_of_its_weights(result, tmp_path, line, name):
+    file = tmp_path / "serve.sh"
+    file.write_text(line)
+    plan = result("serve", file, "--cluster", "dgx-a100", "--input-len", 512, "--output-len", 128, "--concurrency", 8)["plan"]
+    assert plan["quantization"] == name
+
+
 @pytest.mark.slow
 def test_advice_is_in_the_options_of_the_framework(call, result, config):
     advice = result("advise", config, *PLACE)

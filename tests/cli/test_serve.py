@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_what_does_not_fit_is_not_started(call):
     code, text, _ = call("serve", *asked.split())
     assert code == 2
     assert text.startswith("does not fit: weights take")
-    assert "tp: not given; 4 leaves most room" in text
+    assert "tp: not given; 4 leaves the most room" in text
     for hidden in ("vllm serve", "TTFT", "throughput", "tokens/s"):
         assert hidden not in text
 
@@ -157,7 +158,7 @@ def test_bad_input_is_one_sentence(more, words, call):
 def test_a_context_beyond_the_models(call):
     code, _, error = call(*[word if word != "1k" else "100k" for word in LLAMA])
     assert code == 2
-    assert "is longer than the 131072 of llama-3.3-70b" in error
+    assert "share the 131072 positions of llama-3.3-70b; use at most" in error
 
 
 def test_percentiles_are_simulated(call_json, call):
@@ -621,3 +622,44 @@ def test_a_search_names_batched_tokens_where_its_plans_differ_in_them(call):
     out = call("serve", "--search", *load.split())[1]
     assert "tp 1, 1,024 batched" in out
     assert "batched: most tokens of a step" in joined(out)
+
+
+def test_the_job_line_has_drafts_and_the_cached_share_of_prompts(call):
+    more = "--input-len 1k --output-len 500 --concurrency 8 --draft-model llama-3.2-1b --draft-tokens 4 --prefix-hit .5"
+    out = joined(call("serve", "--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "4", *more.split())[1])
+    assert "500 out, 50.0 % of a prompt cached, 4 tokens drafted a step by llama-3.2-1b, 0.7 accepted, 8 in flight" in out
+
+
+def test_a_printed_file_of_an_engine_can_be_copied(call):
+    load = "--model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 500 --concurrency 8 --engine tensorrt-llm"
+    out = call("serve", *load.split())[1]
+    assert "\nserve.yaml:\nenable_attention_dp: false\nenable_chunked_prefill: true\nkv_cache_config:\n  dtype: auto\n" in out
+
+
+def test_a_rate_has_no_column_of_requests_in_flight(call):
+    load = "--search --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 500 --top 2"
+    plans = call("serve", *load.split(), "--rate", "2")[1].partition("Pareto front")[0]
+    assert "weights  tok/s/chip" in plans
+    assert "in flight" not in plans
+
+
+def test_raising_limits_as_the_refusal_names_them_is_enough(call):
+    load = "serve --search --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 127k --output-len 1k"
+    error = joined(call(*load.split(), "--ttft", "1s")[2])
+    time = re.search(r"raise ttft to ([\d.]+) s", error)
+    assert time is not None
+    assert call(*load.split(), "--ttft", f"{time[1]}s")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "int4"])
+def test_names_of_engines_are_formats(call_json, name):
+    load = "serve --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 100 --concurrency 8"
+    assert call_json(*load.split(), "--quantization", name)["plan"]["quantization"] == "w4a16"
+
+
+def test_time_outside_the_steps_is_named_where_it_is_most_of_ttft(call_json):
+    load = "serve --model llama-3.1-8b --cluster dgx-h100 --chips 1 --input-len 1k --output-len 100 --engine sglang"
+    assert any(
+        "of TTFT is network, tokenization and API server" in note for note in call_json(*load.split(), "--concurrency", "1")["notes"]
+    )
+    assert not any("of TTFT is" in note for note in call_json(*load.split(), "--concurrency", "400")["notes"])

@@ -9,6 +9,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.frameworks.engine_launch import launch_lines
 from perfmodel.parallel.serving_plan import Pools, ServingLayout, ServingPlan
+from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import serving_job
 
@@ -68,6 +69,13 @@ def test_drafts_and_pools_have_their_flags(engine):
     layout = Pools(prefill=one, decode=one, prefill_workers=2, decode_workers=3)
     prefill, decode = launch_lines(_plan(job, engine, layout), load_engine(engine))
     assert (prefill.copies, decode.copies) == (2, 3)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_draft_model_is_named_as_the_engine_loads_it(engine):
+    drafts = Speculation(draft_tokens=4, acceptance=0.7, draft=load_model("llama-3.2-1b"))
+    line, _ = words_of(engine, serving_job("llama-3.3-70b", speculation=drafts), tp=4)
+    assert "meta-llama/Llama-3.2-1B" in line.command + line.config
 
 
 def test_engines_without_a_command_are_refused():

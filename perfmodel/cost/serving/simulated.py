@@ -20,6 +20,7 @@ from perfmodel.cost.serving.simulate import ROUNDS, Benchmark, run_engine, run_p
 from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.cost.serving.simulated_metrics import RunRecord, SimulatedLoad, StoppingRule, summarize_runs
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.units import format_time
 from perfmodel.parallel.serving_plan import Pools, ServiceLayout, ServingLayout
 from perfmodel.parallel.serving_prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
@@ -113,6 +114,13 @@ def with_simulation(
 
 
 def _notes(estimator: ServingEstimator, prediction: ServingPrediction, load: SimulatedLoad) -> list[str]:
+    """Return notes on the time outside steps, and on loads under which TTFT is long or little known."""
+    host, ttft = estimator.engine.host.request_time, prediction.ttft.mean
+    outside = f"{format_time(host)} of TTFT is network, tokenization and API server, as in published runs of {estimator.engine.name}"
+    return [*([outside] if ttft < 2 * host else []), *_load_notes(estimator, prediction, load)]
+
+
+def _load_notes(estimator: ServingEstimator, prediction: ServingPrediction, load: SimulatedLoad) -> list[str]:
     """Return notes on waves, where the first token takes long as all answers have one length, and on a rate near saturation."""
     job, length = prediction.job, prediction.job.output_len
     if job.rate is not None:

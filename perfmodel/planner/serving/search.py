@@ -48,6 +48,8 @@ _USUAL_TOP = 10
 MOST_POOLS = 3
 #: Relative step in which latencies of otherwise equal plans are compared.
 _ALIKE = 0.005
+#: Largest ratio of a time to its three printed digits.
+_ROUNDING = 1.005
 
 
 class NothingFoundError(InputError):
@@ -371,11 +373,16 @@ class ServingPlans:
             best_of = f"{label} answers at most {most:.3g} a second" if most < 0.999 * rate else f"prompts queue without end under {label}"
             return NothingFoundError(f"rate={rate:g}: no plan on {where} answers this rate; {best_of}", "use more chips")
         row = self.nearest(table)
-        has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in limits.given())
+        times = {name: float(table.limited[name][row]) for name in limits.given()}
+        if self.chosen.simulates and is_timed[row]:
+            times = self.evaluator.limits.seen(self.ranked_plan(table, row).prediction)
+        has = " and ".join(f"{name} {format_time(times[name])}" for name in limits.given())
         clients = int(table.concurrency[row])
         load = f" with {clients:,} {'requests' if clients > 1 else 'request'} in flight" if clients else ""
-        is_near = bool(table.distance(limits)[row] * (1.0 - limits.headroom) <= 1.0)
-        remedy = f"allow {'a limit_headroom of 0' if is_near else 'as much'}, or use more or faster chips, fewer bits"
+        is_near = all(times[name] <= limit for name, limit in limits.given().items())
+        enough = {name: _ROUNDING * times[name] / (1.0 - limits.headroom) for name, aim in limits.aims().items() if times[name] > aim}
+        raised = " and ".join(f"{name} to {format_time(time)}" for name, time in enough.items())
+        remedy = f"{'set limit_headroom to 0' if is_near else f'raise {raised}'}, or use more or faster chips, fewer bits"
         remedy += "" if self.evaluator.is_load_searched else ", a smaller load"
         remedies = (["--limit-headroom 0"] if is_near and limits.headroom else []) + (["--disaggregated"] if apart else [])
         spare = f" with {100 * limits.headroom:g} % of each to spare" if is_near else ""

@@ -117,7 +117,7 @@ def test_a_plan_stays_below_each_limit_by_the_headroom():
         for _ in range(20):  # a lower limit may be met by plans that were not the best of their layout
             result = searched(given, limits=ServingLimits(ttft=min(plan.prediction.ttft.mean for plan in result.plans) * 1.001))
 
-    with pytest.raises(InputError, match=r"with 1\.5 % of each to spare; .* a limit_headroom of 0"):
+    with pytest.raises(InputError, match=r"with 1\.5 % of each to spare; .* set limit_headroom to 0"):
         lowered()
     with pytest.raises(InputError, match="limit_headroom=1"):
         ServingLimits(ttft=0.3, headroom=1.0)
