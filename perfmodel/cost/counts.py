@@ -33,7 +33,7 @@ from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.compression import NO_COMPRESSION, Compression
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.layout import DEFAULT_ORDER, Placement
 from perfmodel.parallel.pass_orders import FORWARD, MOST_GATHERED, gathers_of
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operand, Operator, Region
@@ -417,7 +417,8 @@ class _Parameters:
         for group, sums in groups:
             members = [q for q in group if q.name not in taken]
             taken.update(q.name for q in members)
-            across = [q for q in members if len(q.regions) > 1] if p > 1 else []
+            # in a V both ends are on one rank
+            across = [q for q in members if len(q.regions) > 1] if p > 1 and self.plan.schedule.placement is not Placement.V else []
             if across and flat:
                 units += [unit for q in across for unit in self._unit([q], 1, sums, is_tied=True)]
                 members = [q for q in members if q not in across]

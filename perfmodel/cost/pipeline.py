@@ -38,12 +38,16 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns."""
+    """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns.
+
+    is_timed   columns whose time is needed; that of others may be any number
+    """
 
     schedule: AnySchedule
     num_ranks: Column
     num_microbatches: Column
     virtual_stages: Column
+    is_timed: Any = True
 
 
 class Schedule(ABC):

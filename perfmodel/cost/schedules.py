@@ -8,7 +8,7 @@ orders. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), sectio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from perfmodel.cost.pipeline import Pipeline, Schedule, StageTimes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.choices import PipelineSchedule, num_rounds
-from perfmodel.parallel.layout import Placement
+from perfmodel.parallel.layout import Placement, stages_of_ranks
 from perfmodel.parallel.pass_orders import (
     BACKWARD,
     FORWARD,
@@ -30,7 +30,7 @@ from perfmodel.parallel.pass_orders import (
     Pass,
     freed_weights,
     in_flight,
-    pass_times,
+    steps_of,
 )
 from perfmodel.parallel.schedule_table import AnySchedule, ScheduleTable
 
@@ -259,15 +259,16 @@ class Simulated(Schedule):
 
     def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
         """end of the last pass of m' = min(m, 4 p) micro-batches + (m - m') c"""
-        of_stages = chain(*zip(*times.by_stage, strict=True))  # forward of each virtual stage, then backward, then gradients of weights
-        p, m, v, *columns = np.broadcast_arrays(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages, *of_stages)
-        ends, count = np.empty(p.shape), len(columns) // 3
-        for num_ranks, number, chunks in distinct_rows(p, m, v):
-            at, stages = (p == num_ranks) & (m == number) & (v == chunks), num_ranks * chunks
-            forward, backward, weights = ([column[at] for column in columns[i * count : i * count + stages]] for i in range(3))
-            inputs = [b - w for b, w in zip(backward, weights, strict=True)]
-            lengths = {FORWARD: forward, BACKWARD: backward, INPUT_GRADIENT: inputs, WEIGHT_GRADIENT: weights}
-            ends[at] = self.end(num_ranks, self.simulated(num_ranks, number), chunks, lengths)
+        p, m, v = np.broadcast_arrays(*np.atleast_1d(pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages))
+        numbers = np.minimum(np.maximum(m, self.least * p), self.most * p)
+        columns = [*chain(*times.by_stage)]
+        ends = np.zeros(np.broadcast_shapes(p.shape, *map(np.shape, columns)))
+        lengths = np.stack([np.broadcast_to(column, ends.shape) for column in columns]).reshape(-1, 3, *ends.shape)
+        for num_ranks, number, chunks in distinct_rows(p, numbers, v):
+            at = np.broadcast_to((p == num_ranks) & (numbers == number) & (v == chunks) & pipeline.is_timed, ends.shape)
+            if at.any():
+                ends[at] = self.end(num_ranks, number, chunks, lengths[: num_ranks * chunks, :, at])
+        ends = ends.reshape(np.broadcast_shapes(*map(np.shape, (pipeline.num_ranks, pipeline.num_microbatches, *columns))))
         return ends[()] + np.maximum(pipeline.num_microbatches - self.most * np.asarray(pipeline.num_ranks), 0.0) * times.slowest
 
     def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
@@ -283,13 +284,20 @@ class Simulated(Schedule):
             delays[at] = np.interp(hops[at], _HOPS, known) + slope * np.maximum(hops[at] - _HOPS[-1], 0.0)
         return (delays * third)[()]
 
-    def end(
-        self, num_ranks: int, num_microbatches: int, num_chunks: int, times: Mapping[str, Sequence[Any]], hop: Any = 0.0
-    ) -> NDArray[np.float64]:
-        """Return the end of the last pass, by the times of each kind of pass on each virtual stage. [s]"""
-        orders = [self.order(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
-        passes = pass_times(orders, times, placement=self.placement, hop=hop, later=np.maximum)
-        return np.max(np.broadcast_arrays(*(of_rank[-1][1] for of_rank in passes)), axis=0)
+    def end(self, num_ranks: int, num_microbatches: int, num_chunks: int, times: NDArray[np.float64], hop: Any = 0.0) -> Any:
+        """Return the end of the last pass, as columns. [s]
+
+        times   forward, backward and gradients of weights of each virtual stage   [virtual stages, 3, columns]
+        """
+        levels = _levels(self, num_ranks, num_microbatches, num_chunks)
+        forward, backward, weights = times.swapaxes(0, 1)
+        lengths = np.concatenate([forward, backward, backward - weights, weights])
+        ends = np.empty((2 + levels.num_passes, lengths.shape[-1]))
+        ends[0], ends[1] = -np.inf, 0.0
+        for passes, before, sent, length in levels.steps:
+            start = np.maximum(ends.take(before, axis=0), ends.take(sent, axis=0) + hop)
+            np.add(start, lengths.take(length, axis=0), out=ends[passes])
+        return ends[levels.last].max(axis=0)
 
     def begun(self, rank: Column, pipeline: Pipeline) -> Any:
         return self._counted(rank, pipeline, 0)
@@ -327,12 +335,52 @@ def _delays(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chun
     if num_microbatches > simulated:
         last, before = (_delays(schedule, num_ranks, number, num_chunks) for number in (simulated, simulated - num_ranks))
         return last + (num_microbatches - simulated) / num_ranks * (last - before)
-    num_stages = num_ranks * num_chunks
-    times = {
-        kind: [length] * num_stages for kind, length in ((FORWARD, 1.0), (BACKWARD, 2.0), (INPUT_GRADIENT, 1.0), (WEIGHT_GRADIENT, 1.0))
-    }
+    times = np.broadcast_to(np.array([1.0, 2.0, 1.0])[:, None], (num_ranks * num_chunks, 3, len(_HOPS)))
     ends = schedule.end(num_ranks, simulated, num_chunks, times, _HOPS)
     return ends - ends[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Levels:
+    """Passes of all ranks by level: a pass is on the level after those that it waits for.
+
+    steps   of each level: passes, the pass before each on its rank, the one that sends its input, its kind and virtual stage. Pass 0 has
+            always ended, and pass 1 ends at the start of the step.
+    last    last pass of each rank
+    """
+
+    num_passes: int
+    steps: list[tuple[slice, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]
+    last: NDArray[np.int64]
+
+
+@session_cache(maxsize=256)
+def _levels(schedule: Simulated, num_ranks: int, num_microbatches: int, num_chunks: int) -> _Levels:
+    orders = [schedule.order(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
+    num_stages = num_ranks * num_chunks
+    stages = stages_of_ranks(num_ranks, num_stages, schedule.placement)
+    kinds = {FORWARD: 0, BACKWARD: 1, PAIRED_BACKWARD: 1, INPUT_GRADIENT: 2, WEIGHT_GRADIENT: 3}
+    by_level: list[list[tuple[int, int, tuple[int, int] | None]]] = []
+    level_of: dict[tuple[int, int], int] = {}
+    for rank, position, sent in steps_of(orders, num_stages, schedule.placement):
+        level = 1 + max(level_of.get((rank, position - 1), -1), -1 if sent is None else level_of[sent])
+        level_of[rank, position] = level
+        if level == len(by_level):
+            by_level.append([])
+        by_level[level].append((rank, position, sent))
+    index = {(rank, -1): 1 for rank in range(num_ranks)}
+    steps = []
+    for level_passes in by_level:
+        first = len(index) + 2 - num_ranks
+        rows = []
+        for rank, position, sent in level_passes:
+            kind, chunk, _ = orders[rank][position]
+            rows.append((index[rank, position - 1], 0 if sent is None else index[sent], kinds[kind] * num_stages + stages[rank][chunk]))
+        index |= {(rank, position): first + number for number, (rank, position, _) in enumerate(level_passes)}
+        before, sent_by, length = np.array(rows).T
+        steps.append((slice(first, first + len(rows)), before, sent_by, length))
+    last = np.array([index[rank, len(order) - 1] for rank, order in enumerate(orders)])
+    return _Levels(num_passes=len(index) - num_ranks, steps=steps, last=last)
 
 
 def distinct_rows(*columns: Any) -> list[tuple[int, ...]]:

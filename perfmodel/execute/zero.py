@@ -96,8 +96,8 @@ class FlatUnit:
         self.weights.copy_(exact)
         self.master.copy_(exact[self.shard])
 
-    def begin_step(self, num_microbatches: int) -> None:
-        self.missing = len(self.places) * num_microbatches
+    def begin_step(self, num_gradients: int) -> None:
+        self.missing = num_gradients
         self.filled.clear()
 
     def accumulate(self, name: str, local: Callable[[torch.Tensor], torch.Tensor], parameter: torch.Tensor) -> None:

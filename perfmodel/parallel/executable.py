@@ -14,7 +14,7 @@ from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, num_rounds, rounds_rule
+from perfmodel.parallel.choices import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage, num_rounds, rounds_rule
 from perfmodel.parallel.compression import NO_COMPRESSION
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Placement
@@ -121,9 +121,12 @@ def not_modules_reason(plan: Plan) -> str:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if plan.schedule.splits_backward and (plan.has_experts or any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds)):
         return f"schedule={plan.schedule}: the executor's experts and scans have one kernel for all their gradients; use schedule=1f1b"
-    if plan.schedule.placement is Placement.V and (model.tie_word_embeddings or model.num_mtp_layers):
-        rule = "the executor's stages are separate modules, of which two on one rank cannot share a matrix"
+    if plan.schedule.placement is Placement.V and model.num_mtp_layers:
+        rule = "the executor's stages are separate modules, of which two on one rank share no table for further tokens"
         return f"schedule={plan.schedule}: {model.name} reads its embedding at both ends, and {rule}; use schedule=1f1b"
+    if plan.schedule.placement is Placement.V and model.tie_word_embeddings and plan.zero >= ZeroStage.GRADIENTS:
+        rule = "fully_shard shards each of both stages on a rank by itself, so they cannot share a matrix"
+        return f"schedule={plan.schedule}: {model.name} reads its embedding at both ends, and {rule}; use zero=0 or 1, or schedule=1f1b"
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (

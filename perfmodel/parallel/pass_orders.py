@@ -9,9 +9,8 @@ formula for bubbles: closed forms do, and a test compares both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from perfmodel.parallel.layout import Placement, stages_of_ranks
 
@@ -40,59 +39,66 @@ _DEPENDS_ON = {
 }
 
 
+#: One pass as it runs: rank, position in the order of the rank, and the same of the pass at whose end its input is sent; None: no rank
+#: sends one, and it begins as soon as its rank is free.
+Step = tuple[int, int, tuple[int, int] | None]
+
+
+def steps_of(orders: Sequence[Sequence[Pass]], num_stages: int, placement: Placement) -> list[Step]:
+    """Return the passes of all ranks, each after those that it depends on.
+
+    Passes of one rank run one after the other: only an input from another rank delays a pass. Raises ValueError if the orders wait for each
+    other, with the first such pass of each rank.
+    """
+    num_ranks = len(orders)
+    stages = stages_of_ranks(num_ranks, num_stages, placement)
+    ready: dict[tuple[str, int, int], tuple[int, int]] = {}
+    waits: list[list[tuple[str, int, int]]] = [[] for _ in orders]  # outputs that leave with the next pass
+    done = [0] * num_ranks
+    steps: list[Step] = []
+    while len(steps) < sum(map(len, orders)):
+        before_round = len(steps)
+        for rank, order in enumerate(orders):
+            while done[rank] < len(order):
+                kind, chunk, microbatch = order[done[rank]]
+                stage, output = stages[rank][chunk], _MAKES[kind]
+                before, step = _DEPENDS_ON[kind]
+                if before and (before, stage, microbatch) not in ready:
+                    break
+                sender, sent = stage + step, None
+                if step and 0 <= sender < num_stages and (sent := ready.get((output, sender, microbatch))) is None:
+                    break
+                steps.append((rank, done[rank], sent if sent is None or sent[0] != rank else None))
+                waits[rank].append((output, stage, microbatch))
+                done[rank] += 1
+                is_in_pair = done[rank] < len(order) and order[done[rank]][0] == PAIRED_BACKWARD
+                if not is_in_pair:
+                    ready |= dict.fromkeys(waits[rank], (rank, done[rank] - 1))
+                    waits[rank].clear()
+        if len(steps) == before_round:
+            waiting = []
+            for rank, (order, number) in enumerate(zip(orders, done, strict=True)):
+                waiting += [f"rank {rank} waits at {pass_text(one, stages[rank])}" for one in order[number : number + 1]]
+            raise ValueError(", ".join(waiting))
+    return steps
+
+
 def pass_times(
-    orders: Sequence[Sequence[Pass]],
-    lengths: Mapping[str, Sequence[Any]],
-    *,
-    placement: Placement,
-    hop: Any = 0.0,
-    later: Callable[[Any, Any], Any] = max,
-) -> list[list[tuple[Any, Any]]]:
+    orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, placement: Placement, hop: float = 0.0
+) -> list[list[tuple[float, float]]]:
     """Return the start and the end of each pass of each rank. [s]
 
     lengths   time of each kind of pass on each virtual stage, in model order   [s]
     hop       time of a send from rank to rank, while both compute   [s]
-    later     maximum of two times; numpy's for columns
-
-    Raises ValueError if the orders wait for each other, with the first such pass of each rank.
     """
-    num_ranks, num_stages = len(orders), len(lengths[FORWARD])
-    stages = stages_of_ranks(num_ranks, num_stages, placement)
-    ready: dict[tuple[str, int, int], Any] = {}
-    waits: list[list[tuple[str, int, int]]] = [[] for _ in orders]  # outputs that leave with the next pass
-    free: list[Any] = [0.0] * num_ranks
-    times: list[list[tuple[Any, Any]]] = [[] for _ in orders]
-    while any(len(begun) < len(order) for begun, order in zip(times, orders, strict=True)):
-        progressed = False
-        for rank, (order, begun) in enumerate(zip(orders, times, strict=True)):
-            while len(begun) < len(order):
-                kind, chunk, microbatch = order[len(begun)]
-                stage, output = stages[rank][chunk], _MAKES[kind]
-                before, step = _DEPENDS_ON[kind]
-                start = free[rank]
-                if before:
-                    if (before, stage, microbatch) not in ready:
-                        break
-                    start = later(start, ready[before, stage, microbatch])
-                sender = stage + step
-                if step and 0 <= sender < num_stages:
-                    if (output, sender, microbatch) not in ready:
-                        break
-                    sent = ready[output, sender, microbatch]
-                    start = later(start, sent if sender in stages[rank] else sent + hop)
-                free[rank] = start + lengths[BACKWARD if kind == PAIRED_BACKWARD else kind][stage]
-                begun.append((start, free[rank]))
-                waits[rank].append((output, stage, microbatch))
-                progressed = True
-                is_in_pair = len(begun) < len(order) and order[len(begun)][0] == PAIRED_BACKWARD
-                if not is_in_pair:
-                    ready |= dict.fromkeys(waits[rank], free[rank])
-                    waits[rank].clear()
-        if not progressed:
-            waiting = []
-            for rank, (order, begun) in enumerate(zip(orders, times, strict=True)):
-                waiting += [f"rank {rank} waits at {pass_text(one, stages[rank])}" for one in order[len(begun) : len(begun) + 1]]
-            raise ValueError(", ".join(waiting))
+    num_stages = len(lengths[FORWARD])
+    stages = stages_of_ranks(len(orders), num_stages, placement)
+    times: list[list[tuple[float, float]]] = [[] for _ in orders]
+    for rank, position, sent in steps_of(orders, num_stages, placement):
+        kind, chunk, _ = orders[rank][position]
+        free = times[rank][-1][1] if position else 0.0
+        start = free if sent is None else max(free, times[sent[0]][sent[1]][1] + hop)
+        times[rank].append((start, start + lengths[BACKWARD if kind == PAIRED_BACKWARD else kind][stages[rank][chunk]]))
     return times
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.layout import Placement, stages_of_ranks
-from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, pass_times
+from perfmodel.parallel.pass_orders import BACKWARD, FORWARD, INPUT_GRADIENT, PAIRED_BACKWARD, WEIGHT_GRADIENT, Pass, steps_of
 
 #: One action of a rank: kind of pass, virtual stage in model order, micro-batch.
 Action = tuple[str, int, int]
@@ -118,9 +118,8 @@ def table_of(name: str, lines: Sequence[str], *, where: str) -> ScheduleTable:
         _check_rank(actions[rank], rank, stages, num_microbatches, where)
     orders = tuple(tuple((kind, stage // num_ranks, microbatch) for kind, stage, microbatch in of_rank) for of_rank in actions)
     kinds = {kind for of_rank in orders for kind, *_ in of_rank}
-    times = {kind: [1.0] * (num_ranks * num_chunks) for kind in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)}
     try:
-        pass_times(orders, times, placement=placement)
+        steps_of(orders, num_ranks * num_chunks, placement)
     except ValueError as error:
         raise InputError(f"{where}: the ranks wait for each other: {error}; change the order of one of them") from None
     return ScheduleTable(

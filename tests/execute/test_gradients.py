@@ -118,6 +118,26 @@ def test_gradients_of_orders_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} - {"loss"} == {shape.name for shape in tiny("llama").parameter_shapes()}
 
 
+#: A table that both stages of the first rank read.
+SHARED_FORMS = {
+    "zbv": (2, "qwen3", dict(pp=2, schedule="zbv", micro_batch=2)),
+    "dualpipev": (2, "gpt2", dict(pp=2, schedule="dualpipev")),
+    "file, in a v": (2, "qwen3", dict(pp=2, schedule=table_of("mine", IN_A_V, where="file"), micro_batch=2)),
+    "zbv x zero 1": (4, "gpt2", dict(pp=2, schedule="zbv", dp_shard=2, zero=1)),
+    "dualpipev x tensor and sequence": (4, "qwen3", dict(pp=2, schedule="dualpipev", tp=2)),
+}
+
+
+@pytest.mark.parametrize("form", mostly_nightly(SHARED_FORMS, ("zbv", "dualpipev")))
+def test_gradients_of_ends_on_one_rank_equal_those_of_one_process(form, groups):
+    num_ranks, variant, knobs = SHARED_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    checked = {name for errors in results for name in errors} - {"loss"}
+    assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
 #: Models with experts: each mesh of experts combined with each of attention's axes.
 EXPERT_FORMS = {
     "every expert everywhere, zero 3": (2, dict(zero=3)),

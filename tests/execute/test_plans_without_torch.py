@@ -248,3 +248,10 @@ def test_a_shrunk_plan_keeps_its_rules_and_heads_that_divide():
         small = shrink(plan, ranks)
         assert small.rules == plan.rules
         assert not_executable_reason(small) == ""
+
+
+def test_ends_on_one_rank_share_a_matrix_unless_each_stage_is_sharded_by_itself():
+    plans = {zero: tiny_plan(4, model=tiny("qwen3"), pp=2, dp_shard=2, zero=zero, schedule="zbv") for zero in (1, 2, 3)}
+    assert not_executable_reason(plans[1]) == ""
+    for zero in (2, 3):
+        assert not_executable_reason(plans[zero]).endswith("use zero=0 or 1, or schedule=1f1b")

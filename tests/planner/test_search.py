@@ -219,7 +219,7 @@ def test_a_schedule_from_a_file_is_searched_with_its_ranks_stages_and_microbatch
 
 @pytest.mark.parametrize(("knobs", "reason"), [
     ({"pp": 4}, "pp=4: schedule=mine has pp=2"),
-    ({"global_batch": 20}, "has the orders of 8; use global_batch="),
+    ({"global_batch": 12, "chips": 2, "zero": 0}, "it is 12 microbatches, and schedule=mine has the orders of 8; use global_batch=8"),
     ({"profile": "megatron"}, "schedule=mine: megatron has 1f1b and interleaved only"),
 ])  # fmt: skip
 def test_a_search_names_what_a_schedule_from_a_file_does_not_fit(tmp_path, knobs, reason):

@@ -213,7 +213,9 @@ class _Moments:
         # gradients are accumulated at once in the dtype in which they are produced, and in another at the end of their unit
         of = sizes.gradient
         stays = int(self.profile.state.steps_in_backward or (self.t.program.keeps_gathered and of.produced != of.unsharded))
-        gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * of.produced
+        # in a V each end runs backward by itself, and its gradient of a shared matrix is accumulated at once
+        waits = not (self.profile.kernels.fuses_gradient_accumulation or self.stages.is_folded)
+        gradient = self.tied * of.produced if waits else 0.0
         exchanged = self.exchanged() if self.profile.stages.pipeline_keeps_boundaries else 0.0
         moments = []
         if self.is_last_rank:

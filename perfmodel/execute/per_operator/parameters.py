@@ -212,7 +212,7 @@ class FlatParameters(Parameters):
 
     def begin_step(self) -> None:
         for _, flat in self.flat:
-            flat.begin_step(self.times)
+            flat.begin_step(len(flat.places) * self.times)
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
         yield from (flat.gradients[flat.shard] for owner, flat in self.flat if owner is unit)

@@ -66,6 +66,11 @@ def head_modules(model: Transformer) -> list[nn.Module]:
     return [model.final_norm, model.lm_head, *model.mtp_modules] if model.has_head else []
 
 
+def joins_ends(stages: Sequence[Transformer]) -> bool:
+    """Return whether the first and the last of several pipeline stages are on this rank (in a V)."""
+    return len(stages) > 1 and stages[0].has_embedding and stages[-1].has_head
+
+
 def tied_name(model: Transformer) -> str:
     """Return the parameter of this stage that another pipeline stage holds too; empty if there is none."""
     if not model.shares_table or model.has_embedding == model.has_head:
@@ -78,11 +83,17 @@ def tied_name(model: Transformer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A flat unit. `partial`: part of the buffers with gradients partial over tp; `is_tied`: held by two pipeline stages."""
+    """A flat unit.
+
+    partial        part of the buffers with gradients partial over tp
+    num_gradients  gradients of a micro-batch: a matrix that two stages of this rank read has one of each
+    is_tied        whether a stage of another rank holds it too
+    """
 
     flat: FlatUnit
     parameters: dict[str, nn.Parameter]
     partial: slice
+    num_gradients: int
     is_tied: bool
 
 
@@ -107,10 +118,11 @@ class FlatData:
 
     def materialise(self, device: str) -> None:
         for model in self.stages:
-            tied = tied_name(model)
+            tied = "" if joins_ends(self.stages) else tied_name(model)
             for _, module, parameters in units_of(model, experts_apart=self.mesh.has_experts_apart):
-                # A tied matrix is a separate unit, so that both stages shard it in the same way.
-                plain = {name: p for name, p in parameters.items() if name != tied}
+                # A tied matrix is a separate unit, so that both stages shard it in the same way, unless they are on one rank.
+                held = [p for unit in self.units for p in unit.parameters.values()]
+                plain = {name: p for name, p in parameters.items() if name != tied and not any(p is other for other in held)}
                 if plain:
                     self.units.append(self._build(module, plain, device, is_tied=False))
                 if tied in parameters:
@@ -134,17 +146,20 @@ class FlatData:
             # a hook returns the mean over its group, and each rank's loss is its share of the mean over all data ranks
             scale=1.0 if self.compression == NO_COMPRESSION else self.mesh.size(every) / self.mesh.size(_DATA_AXES),
         )
-        held, end = {}, sum(sizes.values())
+        held, end, num_gradients = {}, sum(sizes.values()), 0
+        holders: Sequence[nn.Module] = self.stages if joins_ends(self.stages) and module in self.stages else [module]
         starts = [flat.places[name].start for name, parameter in ordered.items() if has_partial_gradient(name, parameter)]
         for name, old in ordered.items():
             # the parameter becomes a view of the flat buffer, in every module that holds it
             new = held[name] = nn.Parameter(placed_like(flat.weights[flat.places[name]].view(local_tensor(old).shape), old))
-            for child in module.modules():
-                for attribute, parameter in list(child.named_parameters(recurse=False)):
-                    if parameter is old:
-                        child.register_parameter(attribute, new)
+            for holder in holders:
+                num_gradients += any(parameter is old for parameter in holder.parameters())
+                for child in holder.modules():
+                    for attribute, parameter in list(child.named_parameters(recurse=False)):
+                        if parameter is old:
+                            child.register_parameter(attribute, new)
             new.register_post_accumulate_grad_hook(partial(flat.accumulate, name, self._local(name, new)))
-        return _Unit(flat, held, slice(min(starts, default=end), end), is_tied)
+        return _Unit(flat, held, slice(min(starts, default=end), end), num_gradients, is_tied)
 
     def _hook(self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None) -> GradientHook | None:
         """Return the hook of a unit; None if its gradients are not compressed."""
@@ -182,7 +197,7 @@ class FlatData:
 
     def begin_step(self) -> None:
         for unit in self.units:
-            unit.flat.begin_step(self.num_microbatches)
+            unit.flat.begin_step(unit.num_gradients * self.num_microbatches)
 
     def begin_microbatch(self, *, is_last: bool) -> None: ...
 

@@ -28,7 +28,7 @@ from torch.distributed.pipelining.schedules import (
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.uniform.collective_ops import reduced_over
-from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
+from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData, joins_ends
 from perfmodel.execute.uniform.mesh import RunMesh, run_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
@@ -142,6 +142,8 @@ class TrainingProgram:
         self.stage_indices = plan.stages_of_rank(coordinates["pp"])
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
+        if plan.job.transformer.tie_word_embeddings and joins_ends(self.stages):
+            self.stages[-1].lm_head.weight = self.stages[0].embedding.weight
         self.data = self._lay_out_data()
         self._materialise()
         self._lay_out_step()

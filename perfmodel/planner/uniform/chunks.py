@@ -230,18 +230,19 @@ def _time_part(state: Sweep, tables: Tables, part: PlanMemory, first_id: int) ->
     """Time the layouts of a part of which a plan may be kept, and offer their plans."""
     if not part.counts.num_feasible:
         return
-    worth = _worth_timing(state, _least_times_of(state, tables, part), part.memory)
+    may_be_kept = _worth_timing(state, _least_times_of(state, tables, part), part.memory)
+    worth = np.flatnonzero(may_be_kept.any(axis=(1, 2, 3)))
     if not len(worth):
         return
-    offsets, memory = part.fitting[worth], part.memory[worth]
+    offsets, memory, is_timed = part.fitting[worth], part.memory[worth], may_be_kept[worth]
     plans, pipelines, chunk = part.plans, part.plans.pipelines, part.plans.chunk
     index = plans.layouts.start + offsets
     estimator, pp, m, block = state.estimator, chunk.rows.pp, chunk.num_microbatches, _block_of(state, tables, chunk)
     terms, tied = tables.parameters[chunk.rule, plans.zero, pp > 1]().block(tables.parameter_keys[chunk.layouts[index]])
     regions, hop = block.columns().regions.map_columns(itemgetter(index)), block.hop()[index]
-    pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
+    pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, is_timed)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
-    flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
+    flat, flat_memory = np.where(is_timed, step, inf).reshape(-1), memory.reshape(-1)
     per_layout = flat.size // len(offsets)
     ids = (first_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
     state.best.time.offer(flat, ids, flat_memory)
@@ -256,8 +257,8 @@ def _least_times_of(state: Sweep, tables: Tables, part: PlanMemory) -> Array:
     return _block_of(state, tables, part.plans.chunk).least_times()[part.plans.layouts][part.fitting]
 
 
-def _worth_timing(state: Sweep, bounds: Array, memory: Array) -> Index:
-    """Return the layouts of which a plan may be kept: as fast as the best, as small as the smallest, or on the front.
+def _worth_timing(state: Sweep, bounds: Array, memory: Array) -> NDArray[np.bool_]:
+    """Return the plans that may be kept: as fast as the best, as small as the smallest, or on the front.
 
     bounds   lower bound of the step time  [layouts, micro-batches, recompute]
     memory   infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
@@ -268,4 +269,4 @@ def _worth_timing(state: Sweep, bounds: Array, memory: Array) -> Index:
         may_lead |= smallest <= state.best.memory.bound
     if "front" in state.best.also:
         may_lead |= state.best.front.may_take(bounds, smallest)
-    return np.flatnonzero((may_lead & (smallest < inf)).any(axis=(1, 2)))
+    return np.asarray(may_lead[..., None] & (memory < inf))

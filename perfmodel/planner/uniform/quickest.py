@@ -246,8 +246,7 @@ class _Search:
         )
         if not self.by_memory and self.limit < inf:
             # waits for parameters can overlap sends, but nothing else of the pipeline
-            shape = possible.shape
-            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * LESS <= self.limit)
+            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, possible) * LESS <= self.limit)
         if not possible.any():
             return
         ways = None
@@ -279,7 +278,7 @@ class _Search:
         hop = pipeline = np.empty(0)
         if not self.by_memory:
             hop = columns.hop()
-            pipeline = pipeline_times(estimator, columns.regions, pipelines, pp, m, hop, (len(some), 1, 1, len(pipelines.choices)))
+            pipeline = pipeline_times(estimator, columns.regions, pipelines, pp, m, hop, possible[some])
         for zero, cells in wanted.items():
             cost = np.zeros((len(some), 1, 1, 1))
             cells = cells[some]

@@ -42,13 +42,16 @@ def pipeline_times(
     pp: int,
     m: Array,
     hop: Any,
-    shape: tuple[int, ...],
+    is_timed: NDArray[np.bool_],
 ) -> Array:
-    """Return the time of the pipeline. [layouts, micro-batches, recompute, schedules]"""
-    pipeline = np.empty(shape)
+    """Return the time of the pipeline. [layouts, micro-batches, recompute, schedules]
+
+    is_timed   plans whose time is needed: others are not simulated
+    """
+    pipeline = np.empty(is_timed.shape)
     for schedule in schedules_of(pipelines.choices):
         at, _, v = _choices_of(schedule, pipelines.choices)
-        of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
+        of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, is_timed=is_timed[..., at])
         pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile).time
     return pipeline
 

@@ -56,12 +56,15 @@ ZERO_BUBBLE = {
 }
 
 
-#: Of a model whose ends share no matrix: both are on the first rank. The last rank sends nothing between its two stages.
+#: Both ends are on the first rank. The last rank sends nothing between its two stages.
 IN_A_V = {
     "first of four": (dict(num_chips=4, pp=4, schedule="zbv", model=tiny("llama", num_hidden_layers=8)), 0),
     "last of four": (dict(num_chips=4, pp=4, schedule="zbv", model=tiny("llama", num_hidden_layers=8)), 3),
     "pairs": (dict(num_chips=2, pp=2, schedule="dualpipev", model=tiny("llama")), 1),
     "zero 3": (dict(num_chips=4, pp=2, dp_shard=2, zero=3, schedule="zbv", model=tiny("llama")), 2),
+    "a shared table": (dict(num_chips=2, pp=2, schedule="zbv", model=tiny("qwen3")), 0),
+    "a shared table, pairs": (dict(num_chips=2, pp=2, schedule="dualpipev", model=tiny("gpt2")), 0),
+    "a shared table, zero 1, tensor": (dict(num_chips=8, pp=2, dp_shard=2, tp=2, zero=1, schedule="zbv", model=tiny("qwen3")), 0),
 }
 
 
