@@ -17,7 +17,7 @@ from perfmodel.planner.uniform.kept import LayoutChunk, PlanCounts, PlanMemory, 
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, micro_batches
 from perfmodel.planner.uniform.state_memory import layouts_of, state_memory, zero_parts
-from perfmodel.planner.uniform.step_times import step_times
+from perfmodel.planner.uniform.step_times import add_repeated_gathers, step_times
 from perfmodel.planner.uniform.tables import Tables, take_grid
 
 if TYPE_CHECKING:
@@ -238,10 +238,14 @@ def _time_part(state: Sweep, tables: Tables, part: PlanMemory, first_id: int) ->
     plans, pipelines, chunk = part.plans, part.plans.pipelines, part.plans.chunk
     index = plans.layouts.start + offsets
     estimator, pp, m, block = state.estimator, chunk.rows.pp, chunk.num_microbatches, _block_of(state, tables, chunk)
-    terms, tied = tables.parameters[chunk.rule, plans.zero, pp > 1]().block(tables.parameter_keys[chunk.layouts[index]])
+    table, keys = tables.parameters[chunk.rule, plans.zero, pp > 1](), tables.parameter_keys[chunk.layouts[index]]
+    terms, tied = table.block(keys)
     regions, hop = block.columns().regions.map_columns(itemgetter(index)), block.hop()[index]
     pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, is_timed)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
+    if terms.program.keeps_gathered:
+        is_timed = is_timed & _may_be_kept(state, step, memory)
+        add_repeated_gathers(estimator, step, pipeline, is_timed, table, keys, regions, pipelines, pp=pp, num_microbatches=m)
     flat, flat_memory = np.where(is_timed, step, inf).reshape(-1), memory.reshape(-1)
     per_layout = flat.size // len(offsets)
     ids = (first_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
@@ -263,10 +267,13 @@ def _worth_timing(state: Sweep, bounds: Array, memory: Array) -> NDArray[np.bool
     bounds   lower bound of the step time  [layouts, micro-batches, recompute]
     memory   infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
-    smallest = memory.min(axis=-1)
+    return np.asarray(_may_be_kept(state, bounds, memory.min(axis=-1))[..., None] & (memory < inf))
+
+
+def _may_be_kept(state: Sweep, bounds: Array, memory: Array) -> NDArray[np.bool_]:
     may_lead = bounds <= (state.best.time.bound if state.space.is_pruned else inf)
     if "memory" in state.best.also:
-        may_lead |= smallest <= state.best.memory.bound
+        may_lead |= memory <= state.best.memory.bound
     if "front" in state.best.also:
-        may_lead |= state.best.front.may_take(bounds, smallest)
-    return np.asarray(may_lead[..., None] & (memory < inf))
+        may_lead |= state.best.front.may_take(bounds, memory)
+    return may_lead

@@ -37,7 +37,7 @@ from perfmodel.planner.uniform.space import (
     recompute_choices,
 )
 from perfmodel.planner.uniform.state_memory import sharding_of
-from perfmodel.planner.uniform.step_times import step_times
+from perfmodel.planner.uniform.step_times import add_repeated_gathers, step_times
 from perfmodel.planner.uniform.sweep import check_searchable, memory_limit_of, plan_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
@@ -287,9 +287,24 @@ class _Search:
                 terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[timed])
                 passes = columns.regions.map_columns(itemgetter(timed))
                 cost = np.full(cells.shape, inf)
-                cost[timed] = step_times(
+                times = step_times(
                     estimator, pipeline[timed], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[timed], hop=hop[timed]
                 )
+                if terms.program.keeps_gathered:
+                    parameters, needed = tables.parameters[rule, zero, pp > 1](), cells[timed] & (times <= self.limit)
+                    add_repeated_gathers(
+                        estimator,
+                        times,
+                        pipeline[timed],
+                        needed,
+                        parameters,
+                        keys[timed],
+                        passes,
+                        pipelines,
+                        pp=pp,
+                        num_microbatches=m[timed],
+                    )
+                cost[timed] = times
                 cells = cells & (cost <= self.limit)
             if not cells.any():
                 continue

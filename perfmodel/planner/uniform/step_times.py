@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ from perfmodel.cost.assemble import Waits, exposed_each_microbatch, outside_pipe
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.repeated_gathers import repeated_gather_time
-from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import RegionTimes, beat_of
 from perfmodel.cost.update import ParameterTerms
 from perfmodel.parallel.choices import PipelineSchedule
 from perfmodel.parallel.pass_orders import MOST_GATHERED
 from perfmodel.planner.uniform.schedules import schedules_of
 from perfmodel.planner.uniform.space import PipelineGroup
+from perfmodel.planner.uniform.tables import Index, ParameterTable
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,8 @@ def step_times(
 
     pipeline  [layouts, micro-batches, recompute, schedules]; the last dim are the choices of `pipelines`    [s]
 
-    Outside the pipeline only waits depend on the schedule: gpipe has another beat, and many virtual stages gather weights again.
+    Outside the pipeline only waits depend on the schedule: gpipe has another beat. Repeated gathers are not part of it
+    (`add_repeated_gathers`), so that it is a lower bound where many virtual stages gather weights again.
     """
     waiting, stages = pp > 1 and terms.program.waits, pipelines.stages
     gpipe = [i for i, choice in enumerate(pipelines.choices) if choice.schedule is PipelineSchedule.GPIPE]
@@ -52,20 +53,46 @@ def step_times(
     if waiting:
         pipeline = _less_hidden_sends(estimator, pipeline, waits, gpipe_waits, regions, pipelines, pp=pp, m=num_microbatches, hop=hop)
 
-    def outside_time(waits: Waits, stages: Stages = stages) -> Array:
+    def outside_time(waits: Waits) -> Array:
         return np.asarray(outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches).total)
 
     step = pipeline + pipelines.of_choices(outside_time(waits))
     if waiting and gpipe:
         step[..., gpipe] = (pipeline + pipelines.of_choices(outside_time(gpipe_waits)))[..., gpipe]
-    if terms.program.keeps_gathered:
-        for i in (i for i, choice in enumerate(pipelines.choices) if choice.virtual_stages > MOST_GATHERED):
-            of, chosen = pipelines.stages_of([i]), pipelines.choices[i]
-            v = float(chosen.virtual_stages)
-            shape = Pipeline(schedule=chosen.schedule, num_ranks=float(pp), num_microbatches=num_microbatches, virtual_stages=v)
-            again = replace(waits, gathered_again=repeated_gather_time(terms, regions, of, shape, estimator.profile))
-            step[..., i : i + 1] = pipeline[..., i : i + 1] + outside_time(again, of)
     return step
+
+
+def add_repeated_gathers(
+    estimator: Estimator,
+    step: Array,
+    pipeline: Array,
+    is_needed: NDArray[np.bool_],
+    table: ParameterTable,
+    keys: Index,
+    regions: RegionTimes,
+    pipelines: PipelineGroup,
+    *,
+    pp: int,
+    num_microbatches: Array,
+) -> None:
+    """Add the exposed time of weights that many virtual stages gather again (`cost/repeated_gathers.py`) to the `step_times` of plans.
+
+    is_needed    plans whose time is needed exactly; others stay a lower bound
+    table, keys  parameters of the layouts
+    """
+    for i, choice in enumerate(pipelines.choices):
+        if choice.virtual_stages <= MOST_GATHERED:
+            continue
+        at = np.flatnonzero(is_needed[..., i].any(axis=(1, 2)))
+        if not len(at):
+            continue
+        terms, tied = table.block(keys[at])
+        of, stages, m = regions.map_columns(itemgetter(at)), pipelines.stages_of([i]), num_microbatches
+        m = m if len(m) == 1 else m[at]
+        shape = Pipeline(schedule=choice.schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=float(choice.virtual_stages))
+        waits = Waits(gathered_again=repeated_gather_time(terms, of, stages, shape, estimator.profile))
+        outside = outside_pipeline(estimator, terms, tied, of, stages, waits, num_microbatches=m).total
+        step[at, ..., i : i + 1] = pipeline[at, ..., i : i + 1] + outside
 
 
 def _less_hidden_sends(
