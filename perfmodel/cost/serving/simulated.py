@@ -114,24 +114,19 @@ def with_simulation(
 
 
 def _notes(estimator: ServingEstimator, prediction: ServingPrediction, load: SimulatedLoad) -> list[str]:
-    """Return notes on the time outside steps, and on loads under which TTFT is long or little known."""
-    host, ttft = estimator.engine.host.request_time, prediction.ttft.mean
+    """Return notes on the time outside steps, on waves of answers of one length, and on a rate near saturation."""
+    job, length, host = prediction.job, prediction.job.output_len, estimator.engine.host.request_time
     outside = f"{format_time(host)} of TTFT is network, tokenization and API server, as in published runs of {estimator.engine.name}"
-    return [*([outside] if ttft < 2 * host else []), *_load_notes(estimator, prediction, load)]
-
-
-def _load_notes(estimator: ServingEstimator, prediction: ServingPrediction, load: SimulatedLoad) -> list[str]:
-    """Return notes on waves, where the first token takes long as all answers have one length, and on a rate near saturation."""
-    job, length = prediction.job, prediction.job.output_len
+    notes = [outside] if prediction.ttft.mean < 2 * host else []
     if job.rate is not None:
         error = f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"
-        return [error] if load.ttft_error > STOPPING_RULE.error else []
+        return [*notes, error] if load.ttft_error > STOPPING_RULE.error else notes
     has_waves = length.least == length.most >= _LONG_ANSWER and prediction.load.running > 1
     if not has_waves or prediction.plan.pools is not None or estimator.engine.scheduling.has_chunks:
-        return []
+        return notes
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
     rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
-    return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
+    return [*notes, f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
 
 
 def _rescaled_intervals(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:

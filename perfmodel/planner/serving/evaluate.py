@@ -264,18 +264,13 @@ class Chosen:
         chosen if it is as good.
         """
         usual = None if self.evaluator.is_load_searched else usual_tokens(table, row)
-        plans = [self._kept(table, one) for one in (usual, row) if one is not None]
-        return min(
-            (plan for plan in plans if plan),
-            key=lambda plan: (self.objective.cost(plan), plan.prediction.request_latency.mean),
-            default=None,
-        )
-
-    def _kept(self, table: LoadTable, row: int) -> RankedPlan | None:
-        kept, first = self.kept_layout(int(table.formats[row]), table.columns.layout(row), int(table.concurrency[row]))
-        if first is not None:
-            self.broken[row] = self.evaluator.limits.seen(first.prediction)
-        return kept
+        plans: list[RankedPlan] = []
+        for one in (row,) if usual is None else (usual, row):
+            plan, first = self.kept_layout(int(table.formats[one]), table.columns.layout(one), int(table.concurrency[one]))
+            plans += [plan] if plan is not None else []
+            if first is not None:
+                self.broken[one] = self.evaluator.limits.seen(first.prediction)
+        return min(plans, key=lambda plan: (self.objective.cost(plan), plan.prediction.request_latency.mean), default=None)
 
     def kept_layout(self, which: int, layout: ServiceLayout, clients: int) -> tuple[RankedPlan | None, RankedPlan | None]:
         """Return the plan at the largest tried clients within the limits, and the plan that breaks them at the given clients."""
