@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assigned import assigned_grid, is_scattered
-from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
+from perfmodel.cost.evaluate import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.pipeline import Pipeline
 from perfmodel.cost.program import Program
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 
-_DEGREES = attrgetter(*DEFAULT_ORDER)
+_DEGREES = attrgetter(*(f"layout.{axis}" for axis in DEFAULT_ORDER))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,7 +146,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         forms = {(plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp) for plan in plans}
         rows = [first] if len(forms) == 1 else plans
     grid, stage_layers = _placed(estimator, rows)
-    sizes, lengths = column_of([plan.micro_batch for plan in rows]), column_of([plan.job.seq_len for plan in plans])
+    sizes, lengths = column_of(map(attrgetter("micro_batch"), rows)), column_of(map(attrgetter("job.seq_len"), plans))
     once = _Once(estimator=estimator, is_single=first.assignment is not None or grid.num_rows * len(lengths) == 1)
     if once.is_single and first.assignment is None:  # the program of an assignment belongs to one mesh
         microbatch, layout = np.concatenate(microbatch_depends_on(grid, profile)), np.concatenate(parameters_depend_on(grid))
@@ -166,7 +166,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(
         program=program,
         grid=grid,
-        num_microbatches=column_of([plan.num_microbatches for plan in plans]),
+        num_microbatches=column_of(map(attrgetter("num_microbatches"), plans)),
         micro=once(program, (*once.microbatch, first.micro_batch, *lengths), make_micro),
         stages=stages[0] if len(stages) == 1 else stage_columns(stages),
         stage_layers=stage_layers[0],
@@ -184,15 +184,15 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
 
     make = partial(
         make_grid,
-        dict(zip(DEFAULT_ORDER, np.array([_DEGREES(plan.layout) for plan in plans]).T, strict=True)),
+        dict(zip(DEFAULT_ORDER, np.array([*map(_DEGREES, plans)]).T, strict=True)),
         [first.order],
         tier_sizes=tiers,
         num_key_value_heads=first.job.transformer.num_key_value_heads,
-        folding=[plan.folding for plan in plans],
+        folding=[*map(attrgetter("folding"), plans)],
     )
     # a single plan's layout is placed once, whatever its batch or micro-batch
     grid = estimator.once(estimator.machine, (first.layout, first.order, first.folding), make) if len(plans) == 1 else make()
-    return grid, [plan.stage_layers for plan in plans]
+    return grid, [*map(attrgetter("stage_layers"), plans)]
 
 
 def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColumns | None = None) -> StepColumns:
@@ -201,9 +201,9 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp = grid.degree["tp"]
-    m, v = columns.num_microbatches, column_of([plan.virtual_stages for plan in plans])
+    m, v = columns.num_microbatches, column_of(map(attrgetter("virtual_stages"), plans))
     regions = once(micro, ("regions", first.recompute), partial(region_times, micro, profile, first.recompute, tp))
-    seq_len = column_of([plan.job.seq_len for plan in plans])
+    seq_len = column_of(map(attrgetter("job.seq_len"), plans))
     hop = once(
         micro,
         ("hop", *once.layout),

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import LinkRates, table_entries
+from perfmodel.cost.compute import table_entries
+from perfmodel.cost.link_rates import LinkRates
 from perfmodel.cost.machine import Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.columns import Column

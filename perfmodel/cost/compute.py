@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import table_entries
 from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
@@ -367,3 +366,13 @@ def attention_share(behaviours: AttentionBehaviour, num_chunks: Array, num_keys:
     seen = 1.0 if behaviours.mask is None else behaviours.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=behaviours.is_head_tail)
     overhead = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
     return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + overhead), seen))
+
+
+def table_entries(table: NDArray[np.float64], code: Any, *, has_columns: bool) -> NDArray[np.float64]:
+    """Return table[..., code], of shape [..., *code.shape].
+
+    With `has_columns` the table is [..., code, column], and the last dim of `code` are its columns.
+    """
+    if not has_columns:
+        return table[..., code]
+    return table[..., code, :] if np.ndim(code) == 0 else table[..., code[..., 0], :]

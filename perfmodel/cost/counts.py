@@ -1,6 +1,6 @@
 """Counts of one rank in one step: FLOPs by operator, collectives by kind and axes, bytes held.
 
-`cost/microbatch.py` and `cost/parameters.py` turn the same rows into seconds. Here they are counted for one rank of a plan, as this
+`cost/evaluate.py` and `cost/parameters.py` turn the same rows into seconds. Here they are counted for one rank of a plan, as this
 package's executor runs them, so that an audit can compare them with the operations that torch issues.
 """
 

@@ -54,12 +54,12 @@ from perfmodel.parallel.choices import AttentionKernel, Recompute
 from perfmodel.parallel.interval import TAIL
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Conditions, Prediction
+from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.projection import NO_PROJECTION, projection_of
 from perfmodel.workload.routing import EVEN
 from perfmodel.workload.training import Method
-from perfmodel.workload.transformer import causal_mask
 
 _Value = TypeVar("_Value")
 
@@ -328,7 +328,7 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         full, causal = (sum(polynomial.at(job.seq_len, causal=causal) for polynomial in flops) for causal in (False, True))
         return 3.0 * full / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; input embeddings are lookups
-    counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
+    counted = estimator.once(model, (), partial(getattr, model, "num_parameters_non_embedding"))
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
     if not job.train.is_full:
         graph = estimator.programs.graph(plan.attention, plan.dispatcher)
@@ -337,7 +337,9 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
             # the model's weights are frozen; trained adapters come in addition
             dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
     # with a sliding window, a query is multiplied with the keys of the window only
-    mask = causal_mask(model, job.seq_len)
+    form = model.attention
+    window = CausalWindow(window=form.window, windowed_fraction=model.sliding_layer_fraction, is_chunked=bool(form.attention_chunk))
+    mask = window.over(job.seq_len)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     return dense + attention * mask.visible, dense + attention * mask.fraction
 

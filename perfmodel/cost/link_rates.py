@@ -311,13 +311,3 @@ def with_latency(
             one_shot_time=longer(model.one_shot_time, difference),
         )
     return changed
-
-
-def table_entries(table: NDArray[np.float64], code: Any, *, has_columns: bool) -> NDArray[np.float64]:
-    """Return table[..., code], of shape [..., *code.shape].
-
-    With `has_columns` the table is [..., code, column], and the last dim of `code` are its columns.
-    """
-    if not has_columns:
-        return table[..., code]
-    return table[..., code, :] if np.ndim(code) == 0 else table[..., code[..., 0], :]

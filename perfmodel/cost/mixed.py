@@ -31,8 +31,8 @@ from perfmodel.cost.estimate import (
     rests_on,
     step_parts,
 )
+from perfmodel.cost.evaluate import MicrobatchCost
 from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
-from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
 from perfmodel.cost.stages import Stages, block_rows, inner_regions, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import RegionTimes, ends_time, hop_time, region_times

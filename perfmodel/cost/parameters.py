@@ -24,7 +24,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import is_one_end_unit, shard_axes, stored_rows
 from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
-from perfmodel.parallel.compression import NO_COMPRESSION, Compression, compression_of
+from perfmodel.parallel.compression import NO_COMPRESSION, Compression, Compressor, compression_of
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.workload.graph import NO_CASTS, Region
@@ -341,7 +341,9 @@ def compile_parameters(
         has_copies=has_copies,
         has_casts=has_casts,
         data_axes=data_axes,
-        compression=compression_of(profile.communication.gradient_compression) if zero == 0 else NO_COMPRESSION,
+        compression=NO_COMPRESSION
+        if zero or (word := profile.communication.gradient_compression) == Compressor.NONE
+        else compression_of(word),
     )
 
 

@@ -1,6 +1,6 @@
 """Compilation of a sharded graph into arrays: one row per operator pass, redistribution, saved tensor and parameter.
 
-Derived symbolically once per (graph, rule set, profile) (`cost/rows.py`); evaluated on columns of plans (`cost/microbatch.py`).
+Derived symbolically once per (graph, rule set, profile) (`cost/rows.py`); evaluated on columns of plans (`cost/evaluate.py`).
 """
 
 from __future__ import annotations

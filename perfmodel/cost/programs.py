@@ -15,10 +15,10 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.session import session_cache
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.tiles import needs_length
+from perfmodel.frameworks.tiles import CHUNK_TOKENS
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
-from perfmodel.parallel.choices import AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.choices import CHUNKED_LOSS, AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned
@@ -190,8 +190,11 @@ class Programs:
     @property
     def graph_length(self) -> int:
         """Sequence length that graphs are built for; 0: a graph of one token, valid for any length."""
-        seq_len = self.job.seq_len
-        return seq_len if needs_length(self.profile, seq_len) else graph_length(self.job.transformer, seq_len)
+        seq_len, kernels = self.job.seq_len, self.profile.kernels
+        # the live share of tiles is a step function of the length
+        if kernels.tiles_mlp or (kernels.loss_form == CHUNKED_LOSS and seq_len < CHUNK_TOKENS):
+            return seq_len
+        return graph_length(self.job.transformer, seq_len)
 
     def graph(
         self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None

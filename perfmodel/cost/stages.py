@@ -211,7 +211,8 @@ def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[i
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...], placement: Placement) -> Stages:
     """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
-    by_rank = np.array(stage_layers)[np.array(stages_of_ranks(p, len(stage_layers), placement))]
+    of_ranks = stages_of_ranks(p, len(stage_layers), placement)
+    by_rank = np.array(stage_layers)[np.array(of_ranks)]
     between = _largest(per_rank[1:-1]) if p > 2 else [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
@@ -220,7 +221,7 @@ def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layer
         total=tuple(np.sum(per_rank, axis=0).tolist()),
         is_single=1.0 if p == 1 else 0.0,
         unequal=max(stage_layers) - float(by_rank.sum(axis=1).max() / by_rank.shape[1]),
-        is_folded=p > 1 and rank_of_stage(len(stage_layers) - 1, p, placement) == 0,
+        is_folded=p > 1 and len(stage_layers) - 1 in of_ranks[0],
     )
 
 

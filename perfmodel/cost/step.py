@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import CollectiveKind, collective_time, send_time
+from perfmodel.cost.evaluate import MicrobatchCost, kept_bytes
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes
 from perfmodel.cost.pipeline import Pipeline, StageTimes
 from perfmodel.cost.program import FORWARD, PHASES, Program
 from perfmodel.cost.schedules import schedule_of

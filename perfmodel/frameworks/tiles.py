@@ -39,11 +39,6 @@ class Tiled:
         return replace(tensor, itemsize=tensor.itemsize * share, tokens_at_once=tokens)
 
 
-def needs_length(profile: ExecutionProfile, seq_len: int) -> bool:
-    """Return whether the live share of tensors is a step function of the sequence length, so that a graph of one token does not suffice."""
-    return profile.kernels.tiles_mlp or (profile.kernels.loss_form == CHUNKED_LOSS and seq_len < CHUNK_TOKENS)
-
-
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """Return the operators that the profile runs in tiles."""
     rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.session import session_cache
@@ -126,7 +127,7 @@ def stages_of_rank(rank: int, num_ranks: int, num_stages: int, placement: Placem
 
 def stages_of_ranks(num_ranks: int, num_stages: int, placement: Placement) -> list[tuple[int, ...]]:
     """Return the virtual stages of each pipeline rank."""
-    return [stages_of_rank(rank, num_ranks, num_stages, placement) for rank in range(num_ranks)]
+    return [*map(partial(stages_of_rank, num_ranks=num_ranks, num_stages=num_stages, placement=placement), range(num_ranks))]
 
 
 def rank_of_stage(stage: int, num_ranks: int, placement: Placement) -> int:

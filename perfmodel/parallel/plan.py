@@ -327,7 +327,7 @@ def _check_schedule(plan: Plan) -> None:
         wanted = schedule.num_microbatches * plan.layout.data_parallel * plan.micro_batch
         rule = f"with micro_batch={plan.micro_batch} it is {plan.num_microbatches} microbatches, and schedule={schedule} has the orders of"
         raise bad_field("global_batch", plan.job.global_batch, f"{rule} {schedule.num_microbatches}", f"use global_batch={wanted}")
-    if not schedule.admits(plan.num_microbatches, pp, virtual):
+    if plan.num_microbatches < schedule.microbatches_per_rank * pp:
         rule = f"schedule={schedule} needs at least {2 * pp} microbatches with pp={pp}, not {plan.num_microbatches}"
         raise bad_field("micro_batch", plan.micro_batch, rule, "use a smaller micro_batch, a larger global batch, or schedule=zbv")
 

@@ -206,8 +206,10 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     settings: dict[tuple[int, ...], Setting] = {}
     placed: dict[int, _Placed] = {}
     outcomes: dict[int, Answer | InputError] = {}
-    # in rising order, so that one network serves all numbers of chips
-    for index in sorted(range(len(cases)), key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0):
+    order: Sequence[int] = range(len(cases))
+    if len(cases) > 1:  # in rising order, so that one network serves all numbers of chips
+        order = sorted(order, key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0)
+    for index in order:
         try:
             request = cases[index][0]
             setting = _setting(request, plan, settings) if len(cases) > 1 else setting_of_request(request, plan=plan)

@@ -30,10 +30,9 @@ from perfmodel.verbs.configs import Start, start_from
 from perfmodel.verbs.objects import one_object, remedies_of, searches_object, shown_intervals
 from perfmodel.verbs.requests import Answer, make_requests, predict_requests, setting_of_request
 from perfmodel.verbs.searching import search_in
-from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import is_saved_graph
 from perfmodel.workload.job import Optimizer, Precision
-from perfmodel.workload.models import list_models
+from perfmodel.workload.models import list_models, read_config
 
 #: Callback with the finished share; the search ends if it returns True.
 OnProgress = Callable[[float], "bool | None"]

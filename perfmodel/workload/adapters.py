@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.freezing import with_frozen
 from perfmodel.workload.graph import Graph, Operand, Operator, Region, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.dense import einsum, elementwise
 from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart

@@ -7,19 +7,12 @@ from __future__ import annotations
 
 from math import lcm
 
-from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.decoder.builder import DecoderBuilder, sizes_of
 from perfmodel.workload.decoder.layer import write_further_tokens, write_layer, write_loss
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
 from perfmodel.workload.layer_specs import LayerSpec
 from perfmodel.workload.routing import EVEN, RankRows
-
-
-def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
-    window = model.attention.window
-    of = CausalWindow(window=window, windowed_fraction=model.sliding_layer_fraction, is_chunked=bool(model.attention.attention_chunk))
-    return of.over(seq_len)
 
 
 def graph_length(model: TransformerConfig, seq_len: int) -> int:

@@ -27,7 +27,7 @@ CONSTANTS = {
     "parallel/algebra/rules.py: _shipped": "shipped rule set by name",
     "parallel/interval.py: interval_factors": "shipped factors by their basis",
     "web/site.py: page": "text of the page",
-    "workload/huggingface.py: parts_of_family": "entries of the shipped table by family",
+    "workload/models.py: parts_of_family": "entries of the shipped table by family",
     "workload/models.py: _shipped_model": "shipped model by name",
     "workload/models.py: _hub_ids": "hub ids of shipped models",
 }

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.evaluate import amount_values
-from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.evaluate import amount_values, microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.programs import Compiled
 from perfmodel.parallel.choices import AttentionKernel

@@ -204,8 +204,7 @@ def test_torch_runs_zero_bubble_in_full_rounds(batch, virtual_stages, rule):
         TrainingJob(model=load_model("llama-3-8b"), global_batch=batch, seq_len=2048), cluster="dgx-h100", num_chips=8, pp=4, zero=2,
         schedule="zero-bubble", virtual_stages=virtual_stages,
     )  # fmt: skip
-    profile = load_profile("torchtitan")
-    reason = not_runnable_reason(plan, profile.name, profile.runs, balanced_context=False)
+    reason = not_runnable_reason(plan, load_profile("torchtitan"))
     assert reason.endswith(rule)
     assert bool(reason) == bool(rule)
     assert bool(not_executable_reason(plan)) == bool(rule)

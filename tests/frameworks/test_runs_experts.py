@@ -4,6 +4,7 @@ import pytest
 
 import perfmodel
 from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.runnable import not_runnable_reason
 
 JOB = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "chips": 8, "global_batch": 32, "seq_len": 2048}
 
@@ -13,9 +14,9 @@ def test_searches_distribute_experts_where_the_framework_does(framework, has):
     result = perfmodel.find_plans(**JOB, profile=framework, top=5)
     assert any(prediction.plan.ep > 1 for prediction in result.plans) is has
     plan = perfmodel.predict(**JOB, ep=8, fsdp=8, profile="torchtitan").plan
-    assert (load_profile(framework).not_runnable_reason(plan) == "") is has
+    assert (not_runnable_reason(plan, load_profile(framework)) == "") is has
     if not has:
-        assert load_profile(framework).not_runnable_reason(plan) == f"ep=8: {framework} has no ep"
+        assert not_runnable_reason(plan, load_profile(framework)) == f"ep=8: {framework} has no ep"
 
 
 def test_the_best_plan_of_a_trainer_is_exported():

@@ -42,8 +42,7 @@ from perfmodel.validation.cases import parse_case
 from perfmodel.validation.validate import CasePredictor
 from perfmodel.verbs.networks import predict_network_plan, shard_network
 from perfmodel.verbs.setting import Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
-from perfmodel.workload.huggingface import read_config
-from perfmodel.workload.models import list_models, load_model
+from perfmodel.workload.models import list_models, load_model, read_config
 from tests.fuzz.checks import check_json, check_prediction, check_refusal, check_step, require
 from tests.fuzz.topologies import random_cluster
 from tests.fuzz.values import ODD, mutate, odd, scramble

@@ -12,9 +12,9 @@ import pytest
 
 from perfmodel.cost.assemble import exposed_each_microbatch, parameter_time
 from perfmodel.cost.assigned import assigned_grid
+from perfmodel.cost.evaluate import microbatch_cost
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.memory.moments import ActivationTerms, MemoryTerms, activation_terms, rank_moments
-from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program
 from perfmodel.cost.resolve import choose_calibration

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.evaluate import microbatch_cost
 from perfmodel.cost.program import PHASES
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set

@@ -11,9 +11,7 @@ import pytest
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
 from perfmodel.workload.graph import DimRoles, Graph, Operand, Operator, Repeat, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise, identity
-from perfmodel.workload.kinds.norm import rms_norm
+from perfmodel.workload.kinds.dense import einsum, elementwise, identity, rms_norm
 from perfmodel.workload.kinds.vocabulary import embedding
 from tests.marks import mostly_slow
 from tests.oracles.simulated_operators import Algebra, GraphRun, derived

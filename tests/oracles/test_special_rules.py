@@ -8,8 +8,7 @@ import pytest
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
 from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+from perfmodel.workload.kinds.dense import einsum, layer_norm, rms_norm
 from perfmodel.workload.kinds.vocabulary import cross_entropy
 from perfmodel.workload.work import Pass
 

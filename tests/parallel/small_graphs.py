@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.dense import einsum, elementwise
 
 SIZE = 16
 

@@ -1,4 +1,4 @@
-"""The table of model families: every name in it is known, and its grammar means what `huggingface.py` documents."""
+"""The table of model families: every name in it is known, and its grammar means what `models.py` documents."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from perfmodel.workload import huggingface as reader
 from perfmodel.workload.config import FIELDS
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.family_rules import LAYERS, RULES
-from perfmodel.workload.huggingface import FamilyTable, family_table, parts_of_family, read_family
 from perfmodel.workload.layer_specs import PARTS
+from perfmodel.workload.models import FamilyTable, family_table, parts_of_family, read_family
 
 TABLE = family_table()
 ENTRIES = {**TABLE.blocks, **TABLE.families}

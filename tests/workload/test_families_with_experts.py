@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.huggingface import family_table, read_config
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import family_table, load_model, read_config
 from perfmodel.workload.networks.language_model import transformer_network
 
 BASE = {

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import DimRoles, Graph, Operand, Operator, Repeat, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.dense import einsum
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.work import Data

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload import models
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.huggingface import family_table, read_config
+from perfmodel.workload.models import family_table, read_config
 
 LLAMA = {
     "model_type": "llama",

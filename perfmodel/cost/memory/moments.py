@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.microbatch import MicrobatchCost, kept_bytes, saved_classes
+from perfmodel.cost.evaluate import MicrobatchCost, kept_bytes, saved_classes
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
 from perfmodel.cost.step import exchanged_passes, run_ahead_fraction

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.evaluate import microbatch_cost, microbatch_depends_on
 from perfmodel.cost.memory.moments import ActivationTerms, activation_terms
-from perfmodel.cost.microbatch import microbatch_cost, microbatch_depends_on
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.kinds.attention import Causal
 from perfmodel.workload.kinds.attention import attention as fused_attention
-from perfmodel.workload.kinds.softmax import softmax
+from perfmodel.workload.kinds.dense import softmax
 
 
 def attention_mixer(b: DecoderBuilder, x: str) -> str:

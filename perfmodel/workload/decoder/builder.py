@@ -25,9 +25,7 @@ from perfmodel.foundation.session import session_cache
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import INDEX_BYTES, DimRoles, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import dropout, elementwise, identity
-from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+from perfmodel.workload.kinds.dense import dropout, einsum, elementwise, identity, layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
 from perfmodel.workload.kinds.vocabulary import embedding
 from perfmodel.workload.layer_specs import Experts

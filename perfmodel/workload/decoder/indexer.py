@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.kinds.dense import layer_norm
 from perfmodel.workload.kinds.index_scores import index_scores
-from perfmodel.workload.kinds.norm import layer_norm
 
 
 def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> str:

@@ -10,7 +10,7 @@ from perfmodel.workload.decoder.absorbed import absorbed_attention
 from perfmodel.workload.decoder.attention import attention_core
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.decoder.indexer import write_indexer
-from perfmodel.workload.kinds.norm import rms_norm
+from perfmodel.workload.kinds.dense import rms_norm
 from perfmodel.workload.kinds.pieces import copy, side_by_side
 
 _HEADS = "b s g"

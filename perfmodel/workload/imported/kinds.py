@@ -16,11 +16,7 @@ from perfmodel.workload.graph import DimRoles, Operand, Operator
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
 from perfmodel.workload.kinds.attention import AttentionDims, attention
 from perfmodel.workload.kinds.batch_norm import batch_norm
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.kinds.norm import layer_norm, rms_norm
-from perfmodel.workload.kinds.reduction import FUNCTIONS, reduction
-from perfmodel.workload.kinds.softmax import softmax
+from perfmodel.workload.kinds.dense import FUNCTIONS, einsum, elementwise, layer_norm, reduction, rms_norm, softmax
 from perfmodel.workload.kinds.vocabulary import cross_entropy, embedding
 from perfmodel.workload.rewriting import with_extents
 from perfmodel.workload.work import Data, Extent, OwnTraffic, Pass, Product, Stream, Work, passes

@@ -14,13 +14,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.dense import einsum, elementwise, layer_norm, reduction, softmax
 from perfmodel.workload.kinds.joining import concat
-from perfmodel.workload.kinds.norm import layer_norm
 from perfmodel.workload.kinds.pooling import pooling
-from perfmodel.workload.kinds.reduction import reduction
-from perfmodel.workload.kinds.softmax import softmax
 from perfmodel.workload.kinds.vocabulary import cross_entropy, embedding
 
 Window = int | tuple[int, int]

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused() -> None:
     for plan, words in ((ServingLayout(tp=3), "tp=3"), (ServingLayout(tp=16, ep=16), "experts")):
         with pytest.raises(InputError, match=words):
             of.predict(job_of(of), plan)
-    with pytest.raises(InputError, match="longer than"):
+    with pytest.raises(InputError, match="share the 32768 positions"):
         job_of(of, input_len=constant(40_000))
     with pytest.raises(InputError, match="no units"):
         replace(of, quantization=quantization_named("nvfp4"))

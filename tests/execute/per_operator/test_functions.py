@@ -16,15 +16,12 @@ from perfmodel.workload.graph import Operand, Operator, Tensor
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.dense import einsum, elementwise, layer_norm, reduction, rms_norm
+from perfmodel.workload.kinds.dense import softmax as softmax_operator
 from perfmodel.workload.kinds.interaction import interaction
 from perfmodel.workload.kinds.joining import concat, flatten, prepend, select
 from perfmodel.workload.kinds.lstm import lstm
-from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
-from perfmodel.workload.kinds.reduction import reduction
-from perfmodel.workload.kinds.softmax import softmax as softmax_operator
 from perfmodel.workload.kinds.vocabulary import binary_cross_entropy, cross_entropy, embedding, embedding_bag
 
 MESH = NetworkMesh(Worker(0, 1, "cpu"), ())

@@ -23,8 +23,7 @@ from perfmodel.planner.per_operator.space import dim_classes, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick, sample_dims
 from perfmodel.search import Budget
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
-from perfmodel.workload.kinds.einsum import einsum
-from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.dense import einsum, elementwise
 from perfmodel.workload.networks import load_network
 from perfmodel.workload.work import OwnTraffic, Pass, Stream, passes
 from tests.planner.per_operator.cases import estimator, machine, planner

@@ -8,10 +8,9 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import decoder_of, read_graph
 from perfmodel.workload.imported.graph import graph_to_dict
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import load_model, read_config
 from tests.workload.imported.decoders import (
     Forward,
     Latent,

@@ -17,10 +17,9 @@ from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving_plan import ServingLayout
-from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import load_model, read_config
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.marks import NIGHTLY
 from tests.workload.imported.decoders import (
