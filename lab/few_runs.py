@@ -32,10 +32,10 @@ from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
 from perfmodel.fitting.fit import LogTimes, UserFit, UserRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
+from perfmodel.foundation.text import percent
 from perfmodel.frameworks.ensemble import points_about
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.interval import NORMAL
-from perfmodel.report.table import percent
 from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.plan_choice import LEAST_PLANS, PlanGroup, plan_choices

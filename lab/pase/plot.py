@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from lab.pase.figure import FIGURE_CLUSTERS, FIGURE_DEVICES, FIGURE_NETWORKS, FITTED, FigurePoint, predicted_time
 from lab.pase.strategies import recurrent_parts
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_time
 from perfmodel.report.figures import new_figure, write_figure
 from perfmodel.report.pase import PUBLISHED_STRATEGIES, TABLE_2_DEVICES
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table
 from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.networks import load_network
 

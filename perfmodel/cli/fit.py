@@ -75,7 +75,7 @@ def fit(
 
 def _blocks(fitted: FittedProfile, save: Path | None) -> Iterator[Block]:
     from perfmodel.fitting.tables import behaviours_table, headline, peaks_table, runs_table
-    from perfmodel.report.table import percent
+    from perfmodel.foundation.text import percent
 
     count, errors = (
         (len(fitted.runs), fitted) if fitted.runs else (len(fitted.memory.runs), fitted.memory) if fitted.memory else (0, fitted)

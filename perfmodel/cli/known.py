@@ -15,8 +15,9 @@ from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command, option
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.plain import to_plain
+from perfmodel.foundation.text import percent
 from perfmodel.report.document import Block, Document, Facts, Text
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.hardware.calibration import Calibration

@@ -189,7 +189,8 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
 def _several(services: list[Service], wanted: WantedWords, files: options.Files, output: Output) -> int:
     from perfmodel.hardware.cluster_text import short_name
     from perfmodel.parallel.rows import serving_row
-    from perfmodel.report.serving import lengths_line, limits_object, predicted_line, services_table, serving_object, verdict_text
+    from perfmodel.parallel.serving_prediction import lengths_line
+    from perfmodel.report.serving import limits_object, predicted_line, services_table, serving_object, verdict_text
     from perfmodel.verbs.serving_predict import limits_of, served_several
 
     answers, limits = served_several(services), limits_of(wanted.limits())
@@ -281,7 +282,8 @@ def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
 
 
 def _operators(service: Service, files: options.Files, output: Output) -> None:
-    from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object, shown_notes, verdict_line
+    from perfmodel.parallel.serving_prediction import service_line
+    from perfmodel.report.serving import headline, operator_object, operators_table, serving_object, shown_notes, verdict_line
     from perfmodel.verbs.serving_predict import operators_asked
 
     _, prediction, operators = operators_asked(service)
@@ -365,9 +367,10 @@ def _command(config: str, *records: Any, **flags: bool) -> str:
 
 def _searches(services: list[Service], arguments: Mapping[str, Any], files: options.Files, output: Output) -> None:
     """Print the best plan of each of several searches."""
+    from perfmodel.parallel.serving_prediction import lengths_line
     from perfmodel.planner.rows import ranked_row
     from perfmodel.report.searches import service_search_object
-    from perfmodel.report.serving import ServiceLine, lengths_line, services_table
+    from perfmodel.report.serving import ServiceLine, services_table
     from perfmodel.verbs.searching import search_service
     from perfmodel.verbs.serving_predict import answered_each
 

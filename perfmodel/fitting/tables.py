@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perfmodel.fitting.result import FittedBehaviour, FittedMemory, FittedPeak, FittedProfile, FittedRun
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_step, format_time
 from perfmodel.report.predictions import degrees_line
-from perfmodel.report.table import Table, bytes_like, percent, table_of, times_like
+from perfmodel.report.table import Table, bytes_like, table_of, times_like
 
 _MOST_SHOWN = 20
 """Runs in a table; `--json` has all."""

@@ -23,3 +23,16 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in headers)}</tr>" if headers else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{head}{body}</table>"
+
+
+def percent(share: float) -> str:
+    """Return a percentage with one decimal: 43.1 %."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    return f"{100 * share:.1f} %" if share < 0.9995 else f"{100 * share:.0f} %"
+
+
+def facts_text(facts: Sequence[tuple[str, str]]) -> str:
+    """Return the facts, one line each, with the names in one column."""
+    width = max(len(name) for name, _ in facts)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)

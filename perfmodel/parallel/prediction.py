@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.memory_headroom import Verdict
-from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
+from perfmodel.foundation.text import columns_text, facts_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.choices import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -312,9 +312,3 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
 
 def _memory_text(prediction: Prediction) -> str:
     return f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable: {prediction.verdict}"
-
-
-def facts_text(facts: Sequence[tuple[str, str]]) -> str:
-    """Return the facts, one line each, with the names in one column."""
-    width = max(len(name) for name, _ in facts)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfmodel.foundation.text import facts_text, html_table, percent
+from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.hardware.cluster_text import chips_text, short_name
 from perfmodel.parallel.serving_plan import ServingPlan
-from perfmodel.workload.serving import ServingJob
+from perfmodel.workload.serving import Lengths, ServingJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class TokenCosts:
     carbon_per_million: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingPrediction:
     """Prediction of a serving plan under a load. All times in seconds, memory in bytes of the fullest chip.
 
@@ -109,3 +112,56 @@ class ServingPrediction:
     def tokens_per_second_per_user(self) -> float:
         """Output rate of one user: 1 / TPOT."""
         return 1.0 / self.tpot.mean if self.tpot.mean > 0 else 0.0
+
+    def __str__(self) -> str:
+        return facts_text(summary(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table([], summary(self))
+
+
+def summary(prediction: ServingPrediction) -> list[tuple[str, str]]:
+    """Return the rows of the summary: job, plan, times, throughput, memory, basis and notes."""
+    plan, fits = prediction.plan, prediction.fits
+    times = f"TTFT {format_time(prediction.ttft.mean)}, TPOT {format_time(prediction.tpot.mean)}"
+    rate = f"{prediction.tokens_per_second_per_chip:,.0f} output tokens/s a chip, {prediction.tokens_per_second_per_user:,.1f} for a user"
+    memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"
+    return [
+        ("job", service_line(prediction)),
+        ("plan", f"{plan.label()}, {short_name(plan.engine)}"),
+        *([("times", f"{times}, request {format_time(prediction.request_latency.mean)}"), ("throughput", rate)] if fits else []),
+        ("memory", f"{memory}: {'fits' if fits else 'does not fit'}"),
+        ("based on", next(iter(prediction.rests_on.values()), "")),
+        *(("note", note) for note in prediction.notes),
+    ]
+
+
+def lengths_line(job: ServingJob) -> str:
+    """Return the text of a request: its lengths, the cached share of its prompt, and the tokens drafted for its answer."""
+    text = f"{_lengths(job.input_len)} tokens in, {_lengths(job.output_len)} out"
+    if job.prefix_hit:
+        text += f", {percent(job.prefix_hit)} of a prompt cached"
+    if (drafts := job.speculation) is not None:
+        drafter = f" by {drafts.draft.name}" if drafts.draft is not None else ""
+        text += f", {drafts.draft_tokens} tokens drafted a step{drafter}, {drafts.acceptance:g} accepted"
+    return text
+
+
+def _lengths(lengths: Lengths) -> str:
+    return f"{lengths.least:,}" if lengths.least == lengths.most else f"{lengths.least:,} to {lengths.most:,}"
+
+
+def load_text(job: ServingJob) -> str:
+    """Return the text of the load: concurrency or request rate."""
+    if job.concurrency is not None:
+        return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
+    return f"{job.rate:g} a second" if job.rate is not None else "all that fit in flight"
+
+
+def service_line(prediction: ServingPrediction) -> str:
+    """Return the model, its load and its cluster in one line."""
+    job = prediction.job
+    model = f"{job.model.name} in {job.quantization.name}"
+    return f"{model}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"

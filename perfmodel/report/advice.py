@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.framework_ref import flags_text, settings_text
 from perfmodel.parallel.plan import Plan
@@ -13,7 +14,7 @@ from perfmodel.parallel.prediction import PROBABILITY, Prediction, notes, probab
 from perfmodel.planner.result import FittingChange
 from perfmodel.report.document import Block, Facts, Notes, Text
 from perfmodel.report.predictions import job_line, memory_line, plan_line, prediction_object, verdict_line
-from perfmodel.report.table import Table, percent, table_of
+from perfmodel.report.table import Table, table_of
 
 #: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
 _WORK = ("forward", "backward")

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_quantity, format_step
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import prediction_row, serving_row
-from perfmodel.parallel.serving_prediction import ServingPrediction
+from perfmodel.parallel.serving_prediction import ServingPrediction, service_line
 from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities, Waterfall
 from perfmodel.report.predictions import short_plan_text, workload_line
-from perfmodel.report.serving import service_line, short_layout
-from perfmodel.report.table import Table, bar, percent, table_of, table_of_rows
+from perfmodel.report.serving import short_layout
+from perfmodel.report.table import Table, bar, table_of, table_of_rows
 from perfmodel.uncertainty.sensitivity import STEP
 
 _THROUGHPUT = "throughput"

@@ -13,9 +13,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from perfmodel.foundation.text import percent
 from perfmodel.parallel.rows import without_total
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.table import Table, percent, times_like, words
+from perfmodel.report.table import Table, times_like, words
 
 if TYPE_CHECKING:
     from perfmodel.cost.trace import RankTimeline

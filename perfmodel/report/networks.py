@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 from perfmodel.parallel.plan import Plan
@@ -15,7 +16,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
 from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
-from perfmodel.report.table import Table, bar, percent, table_of, words
+from perfmodel.report.table import Table, bar, table_of, words
 from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")

@@ -12,6 +12,7 @@ from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
@@ -27,7 +28,7 @@ from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, PASS_COLOURS, SERVING_COLOURS, time_scale
 from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Mark, Markup, Part, anchor, area, bars, legend, scatter, schedule, section_html
-from perfmodel.report.table import Table, bytes_like, percent, table_of, times_like, words
+from perfmodel.report.table import Table, bytes_like, table_of, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 from perfmodel.workload.config import TransformerConfig

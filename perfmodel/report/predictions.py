@@ -10,7 +10,7 @@ from typing import Any
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.plain import picked
-from perfmodel.foundation.text import flop_rate_text
+from perfmodel.foundation.text import flop_rate_text, percent
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.cluster_text import chips_text, short_name
@@ -31,7 +31,7 @@ from perfmodel.parallel.prediction import (
 )
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.training_run import training_cost, training_time
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_time
 from perfmodel.parallel.algebra.rules import rule_labels
 from perfmodel.parallel.choices import ULYSSES, ULYSSES_RULES
@@ -14,7 +15,7 @@ from perfmodel.parallel.serving_plan import ServiceLayout, ServingLayout
 from perfmodel.planner.result import Objective, RankedPlan, ServingSearch, TrainingSearch
 from perfmodel.report.predictions import fits_cell, plan_cells, short_plan_text
 from perfmodel.report.serving import cost_cell, load_cell, short_layout, time_cell
-from perfmodel.report.table import Table, bytes_like, percent, rate, table_of, table_of_rows, times_like, without_empty
+from perfmodel.report.table import Table, bytes_like, rate, table_of, table_of_rows, times_like, without_empty
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 
 #: Mark of the name of a plan that the assumed framework cannot run.

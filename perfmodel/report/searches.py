@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.cluster_text import chips_text, short_name
@@ -14,6 +15,7 @@ from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
+from perfmodel.parallel.serving_prediction import lengths_line, load_text
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import FittingChange, RankedPlan, ServingObjective, ServingSearch, TrainingSearch
 from perfmodel.report.advice import remedies_objects
@@ -26,8 +28,8 @@ from perfmodel.report.predictions import (
     prediction_object,
 )
 from perfmodel.report.search_tables import UNABLE_MARK, budgets_differ, plans_table, relative_to_best
-from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object
-from perfmodel.report.table import Table, bytes_like, percent, rate, table_of, times_like
+from perfmodel.report.serving import basis_facts, energy_facts, serving_object
+from perfmodel.report.table import Table, bytes_like, rate, table_of, times_like
 from perfmodel.report.trust import trust_object
 from perfmodel.workload.serving import ServingJob
 

@@ -10,48 +10,19 @@ from typing import Any
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.frameworks.engine_launch import LaunchLine
-from perfmodel.hardware.cluster_text import chips_text, short_name
+from perfmodel.hardware.cluster_text import short_name
 from perfmodel.parallel.framework_ref import flags_text
 from perfmodel.parallel.rows import TIMES, throughput_object, without_total
 from perfmodel.parallel.serving_plan import Pools, ServiceLayout
-from perfmodel.parallel.serving_prediction import ServingPrediction, Spread, TokenCosts
+from perfmodel.parallel.serving_prediction import ServingPrediction, Spread, TokenCosts, service_line
 from perfmodel.planner.result import RankedPlan
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of, table_of_rows, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, shares_table, table_of, table_of_rows, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
-from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
-
-
-def lengths_line(job: ServingJob) -> str:
-    """Return the text of a request: its lengths, the cached share of its prompt, and the tokens drafted for its answer."""
-    text = f"{_lengths(job.input_len)} tokens in, {_lengths(job.output_len)} out"
-    if job.prefix_hit:
-        text += f", {percent(job.prefix_hit)} of a prompt cached"
-    if (drafts := job.speculation) is not None:
-        drafter = f" by {drafts.draft.name}" if drafts.draft is not None else ""
-        text += f", {drafts.draft_tokens} tokens drafted a step{drafter}, {drafts.acceptance:g} accepted"
-    return text
-
-
-def _lengths(lengths: Lengths) -> str:
-    return f"{lengths.least:,}" if lengths.least == lengths.most else f"{lengths.least:,} to {lengths.most:,}"
-
-
-def load_text(job: ServingJob) -> str:
-    """Return the text of the load: concurrency or request rate."""
-    if job.concurrency is not None:
-        return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
-    return f"{job.rate:g} a second" if job.rate is not None else "all that fit in flight"
-
-
-def service_line(prediction: ServingPrediction) -> str:
-    """Return the model, its load and its cluster in one line."""
-    job = prediction.job
-    model = f"{job.model.name} in {job.quantization.name}"
-    return f"{model}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
 def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_count
 from perfmodel.parallel.prediction import PROBABILITY
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
@@ -13,7 +14,7 @@ from perfmodel.planner.sizing import SizedRun, Sizing
 from perfmodel.report.document import Facts
 from perfmodel.report.figures import label_marks, new_figure, plain_numbers
 from perfmodel.report.predictions import prediction_object, settings_table, settings_title, workload_line
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 
 if TYPE_CHECKING:

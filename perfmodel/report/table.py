@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.foundation.text import percent
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -77,13 +79,6 @@ def bar(share: float, width: int = 20) -> str:
     """Return a bar of `share` times `width` characters, at least one for a positive share."""
     filled = round(min(share, 1.0) * width)
     return "#" * (filled or (1 if share > 0 else 0))
-
-
-def percent(share: float) -> str:
-    """Return a percentage with one decimal: 43.1 %."""
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    return f"{100 * share:.1f} %" if share < 0.9995 else f"{100 * share:.0f} %"
 
 
 def times_like(reference: float) -> Callable[[float], str]:

@@ -19,12 +19,13 @@ from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_step
 from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, TRACE_NAMES, MemoryComparison, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
-from perfmodel.report.table import bytes_like, percent, table_of, times_like, words
+from perfmodel.report.table import bytes_like, table_of, times_like, words
 
 _IDLE_THREAD = 1
 _HOST = 1_000_000  # added to the id of a rank for the process of its host

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.report.document import Facts
-from perfmodel.report.table import percent
 
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun

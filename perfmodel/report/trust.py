@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.foundation.plain import picked
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.interval import COVERAGE, NORMAL
 from perfmodel.report.predictions import grade_object
-from perfmodel.report.table import Table, percent, table_of
+from perfmodel.report.table import Table, table_of
 from perfmodel.uncertainty.sources import Remedy, TrustAccount
 
 

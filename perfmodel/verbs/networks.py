@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM, check_headroom, memory_rule
+from perfmodel.foundation.text import facts_text
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import is_path, optional_share, seconds
 from perfmodel.foundation.words import Words, given_words, is_list, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import Prediction, facts_text
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob

@@ -6,13 +6,14 @@ import pytest
 
 import perfmodel
 from perfmodel.cli.output import Output, print_blocks, print_table
+from perfmodel.foundation.text import percent
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.training_run import training_time
 from perfmodel.report.predictions import basis_lines, headline, memory_table, parts_table, settings_table
 from perfmodel.report.search_tables import baselines_table, plans_table, rejected_table
 from perfmodel.report.searches import other_lines
-from perfmodel.report.table import bar, percent
+from perfmodel.report.table import bar
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
 
