@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload import huggingface as reader
+from perfmodel.workload import models as reader
 from perfmodel.workload.config import FIELDS
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.family_rules import LAYERS, RULES
