@@ -561,9 +561,8 @@ def run_network_plan(
         plans |= {name: prediction.plan for name, prediction in _strategies(planner, graph).items()}
     predictions = tuple(_predicted(setting, planned, 0.0) for planned in plans.values())
     options = replace(TIMED, module=module)
-    measurements = measure_network_plans(
-        graph, list(plans.values()), options, steps=steps, warmup=warmup, device=device, on_progress=progress
-    )
+    wanted = list(plans.values())
+    measurements = measure_network_plans(graph, wanted, options, steps=steps, warmup=warmup, device=device, on_progress=progress)
     return NetworkComparison(network=graph, names=tuple(plans), predictions=predictions, measurements=measurements)
 
 
