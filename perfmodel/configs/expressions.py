@@ -18,6 +18,7 @@ from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.session import session_cache
 from perfmodel.parallel.layout import shorter_ends_stage_layers
 from perfmodel.workload.models import is_model, list_models
+from perfmodel.workload.quantization import format_in_name
 
 _MOST_DIGITS = 40
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -176,6 +177,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "list_of": lambda count, item: [item] * min(count, 4096),
     "found": _first_group,
     "shipped": _shipped,
+    "format_in_name": lambda name: None if name is None else format_in_name(str(name)),
     "hub": lambda name: str(name) if is_model(str(name)) else _shipped(name) or str(name),
     "layout": _layout,
     "megatron_layout": lambda stage_layers: f"E{'|'.join(f't*{count}' if count else '' for count in stage_layers)}L",

@@ -149,7 +149,7 @@ def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[L
         return ()
     node = setting.estimator.cluster.chips_per_node
     try:
-        hub_id = hub_id_of(prediction.job.model.name)
+        hub_id = setting.hub_id or hub_id_of(prediction.job.model.name)
         model = hub_id if "/" in hub_id else "MODEL"
         return launch_lines(prediction.plan, setting.estimator.engine, model=model, chips_per_node=node)
     except InputError:

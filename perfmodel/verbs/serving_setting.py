@@ -22,7 +22,8 @@ from perfmodel.verbs.setting import file_reference, find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
 from perfmodel.workload.imported.graph import ImportedGraph
-from perfmodel.workload.quantization import Quantization, published_format, quantization_named
+from perfmodel.workload.models import is_hub_id
+from perfmodel.workload.quantization import Quantization, format_in_name, published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ServingSetting:
     chip_watts    mean of the chips at full load; 0: unknown   [W]
     assumptions   constants of energy and carbon
     notes         notes for the user on how it was assembled
+    hub_id        of the model, as it was given; empty if it was given otherwise
     """
 
     estimator: ServingEstimator
@@ -57,6 +59,7 @@ class ServingSetting:
     price: float = 0.0
     chip_watts: float = 0.0
     notes: tuple[str, ...] = ()
+    hub_id: str = ""
 
 
 def serving_setting(service: Service) -> ServingSetting:
@@ -75,7 +78,9 @@ def serving_setting(service: Service) -> ServingSetting:
             "chips", given["chips"], f"must be at most {MOST_CHIPS:,}", "predict a part of the service; replicas do not slow one another"
         )
     model = _model(asked.model, "model")
-    quantization = given.get("quantization") or published_format(model.origin.architecture)
+    called = None if isinstance(asked.model, TransformerConfig) else format_in_name(str(asked.model))
+    published = quantization_named(called) if called else published_format(model.origin.architecture)
+    quantization = given.get("quantization") or published
     reference, cluster = find_cluster(asked.cluster, given["chips"])
     if cluster.pools and (workers is None or len(cluster.pools) != 2):
         rule = "has several kinds of chips, of which one replica has one"
@@ -86,7 +91,8 @@ def serving_setting(service: Service) -> ServingSetting:
     assumptions = load_assumptions().with_given(read_assumed(asked.assume)).on(cluster)
     engine = load_engine(asked.engine or DEFAULT_ENGINE)
     is_given = asked.quantization is not None
-    quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
+    name = str(asked.model) if called else model.name
+    quantization, notes = _format_that_runs(engine, cluster.chip, quantization, name, is_given=is_given)
     if model.origin.architecture == ARCHITECTURE:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
         notes.append(f"model: {model.name} is an imported module, read as {description_of(model)}; {rule}")
@@ -126,6 +132,7 @@ def serving_setting(service: Service) -> ServingSetting:
         chip_watts=cluster.mean_chip(lambda chip: chip.tdp_watts),
         price=read_words(asked, "price").get("price", assumptions.price or price),
         notes=tuple(notes),
+        hub_id=asked.model if is_hub_id(asked.model) else "",
     )
 
 

@@ -62,7 +62,9 @@ _FOLDER = Path(__file__).parent / "models"
 
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
 #: Suffixes of the names of copies, mostly of quantised weights.
-_PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|dequantized|dynamic))+$")
+_PACKED = re.compile(
+    r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|(?:quantized[.])?w[48]a(?:8|16)|dequantized|dynamic))+$"
+)
 
 
 @lru_cache(maxsize=2)
@@ -73,6 +75,11 @@ def _hub_ids(key: str) -> dict[str, str]:
         for hub_id in json.loads(path.read_text(encoding="utf-8")).get(key, ()):
             names[hub_id.lower()] = path.stem
     return names
+
+
+def is_hub_id(value: object) -> bool:
+    """Return whether the value is the id of a model on the Hugging Face hub, and not a file or a name."""
+    return isinstance(value, str) and _HUB_ID.fullmatch(value) is not None and not Path(value).exists()
 
 
 def hub_id_of(name: str) -> str:

@@ -5,6 +5,7 @@ Products of attention and of dense and routed MLPs are quantised; embedding, out
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -155,6 +156,23 @@ def published_format(architecture: str) -> Quantization:
 
 ALIASES: Mapping[str, str] = MappingProxyType({"int4": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights"})
 """Names that engines and published runs use -> format."""
+
+
+#: Pattern of the name of a checkpoint -> its format, as hub ids of Qwen, RedHatAI, NVIDIA and others end. In fp8, model makers publish
+#: blocks; ModelOpt and llm-compressor write one scale for a tensor or a channel.
+_NAMED = (
+    (r"[-_.](?:AWQ|GPTQ|GPTQ-Int4|W4A16)$", "w4a16"),
+    (r"[-_.](?:GPTQ-Int8|W8A16)$", "int8-weights"),
+    (r"[-_.]W8A8$", "int8"),
+    (r"[-_.]FP8-dynamic$|^(?:nvidia|RedHatAI|neuralmagic|amd)/.*-FP8$", "fp8"),
+    (r"[-_.]FP8$", "fp8-block"),
+    (r"[-_.](?:NVFP4|FP4)$", "nvfp4"),
+)
+
+
+def format_in_name(checkpoint: str) -> str | None:
+    """Return the format that the name of a checkpoint ends with (`Qwen/Qwen2.5-7B-Instruct-AWQ`: w4a16); None if it names none."""
+    return next((name for pattern, name in _NAMED if re.search(pattern, checkpoint, re.IGNORECASE)), None)
 
 
 def quantization_named(name: str | Quantization, field: str = "quantization") -> Quantization:
