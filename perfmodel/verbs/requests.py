@@ -341,7 +341,9 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
     plan_routing = plan_job.routing if plan_job else BALANCED
     routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
+    train = request.train or (plan_job.train if plan_job else FULL_TRAINING)
     if not isinstance(model, TransformerConfig):
+        train = train if train.is_full else train.on_checkpoint(str(model))
         check_name(model, "model", TransformerConfig, "see `perfmodel models`")
         model = load_model(model)
     job = TrainingJob(
@@ -350,7 +352,7 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
         seq_len=seq_len,  # type: ignore[arg-type]
         precision=request.precision or (plan_job.precision if plan_job else Precision.BF16_MIXED),
         optimizer=request.optimizer or (plan_job.optimizer if plan_job else Optimizer.ADAMW),
-        train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
+        train=train,
         routing=routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor),
     )
     assumed = {"calibration": request.calibration, "profile": request.profile, "settings": request.settings}

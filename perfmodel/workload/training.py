@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfmodel.foundation.errors import bad_field, shown
@@ -94,6 +94,12 @@ class Training:
     def decomposes(self) -> bool:
         """Whether a magnitude for each matrix row is trained too (DoRA)."""
         return self.method in (Method.DORA, Method.QDORA)
+
+    def on_checkpoint(self, name: str) -> Training:
+        """Return the training of a named checkpoint: adapters on one in 4 bits (`unsloth/Qwen3-8B-bnb-4bit`) have a quantised base."""
+        if self.method in (Method.LORA, Method.DORA) and name.lower().endswith("-bnb-4bit"):
+            return replace(self, method=Method(f"q{self.method}"))
+        return self
 
     @property
     def base_format(self) -> BaseFormat:

@@ -5,6 +5,7 @@ from math import prod
 
 import pytest
 
+import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.adapters import FIRST, regions_in_training, with_training
 from perfmodel.workload.base_formats import NF4_BYTES
@@ -219,3 +220,21 @@ def test_experts_are_no_target_of_a_model_without_them():
     how = training_of("qlora:16:experts")
     with pytest.raises(InputError, match="attention, mlp"):
         TrainingJob(model=load_model("llama-2-7b"), global_batch=1, seq_len=64, train=how)
+
+
+@pytest.mark.parametrize(
+    ("train", "trained"), [("lora:16:q_proj", "qlora:16:q_proj"), ("dora:8", "qdora:8"), ("full", "full"), ("galore:8", "galore:8")]
+)
+def test_adapters_on_a_checkpoint_in_4_bits_have_a_quantised_base(train, trained):
+    assert training_of(train).on_checkpoint("unsloth/Qwen3-8B-bnb-4bit") == training_of(trained)
+    assert training_of(train).on_checkpoint("Qwen/Qwen3-8B") == training_of(train)
+
+
+def test_the_name_of_a_checkpoint_decides_its_base():
+    job = {"cluster": "rtx-4090", "chips": 1, "seq_len": 2048, "global_batch": 8, "profile": "unsloth"}
+    by_name, stated = (
+        perfmodel.predict(model=model, train=train, **job)
+        for model, train in (("unsloth/Qwen3-8B-bnb-4bit", "lora:16"), ("qwen3-8b", "qlora:16"))
+    )
+    assert by_name.step_time == stated.step_time
+    assert by_name.memory == stated.memory
