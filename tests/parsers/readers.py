@@ -103,7 +103,7 @@ def read_deepspeed(folder: Path) -> Values:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     words = launch_words(folder, "torchrun")
-    options = dict(itertools.pairwise(words))
+    options = dict(itertools.pairwise([*words, *launch_arguments(folder)]))
     ranks = int(options["--nnodes"]) * int(options["--nproc_per_node"])
     dist.get_rank, dist.get_world_size = (lambda group=None: 0), (lambda group=None: ranks)
     config = DeepSpeedConfig(str(folder / options["--deepspeed"]))
