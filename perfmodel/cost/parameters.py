@@ -311,7 +311,7 @@ def compile_parameters(
         if not parameter.is_frozen:
             data_axes |= parameter.gradient_axes - TENSOR_AXES
             is_tied |= len(parameter.regions) > 1
-        has_copies |= parameter.is_frozen or parameter.copy_bytes > 0.0
+        has_copies |= parameter.is_frozen or parameter.copy_bytes != 0.0  # negative: one copy replaces the 16-bit weight
         has_casts |= parameter.casts != NO_CASTS
     happens = frozenset([event[0][:2] for event in events])
     holds_sharded_gradients = zero >= 2 and not keeps

@@ -58,6 +58,14 @@ def test_one_copy_is_enough_where_operands_may_lie_in_either_order(precision):
     assert low.parts["weight_casts"] * bandwidth == pytest.approx(80 * linear / 2 * (reads + copies), rel=1e-6)
 
 
+def test_one_copy_may_replace_the_weights_in_16_bits():
+    """Parameters in fp8 (`fp8_params`): where one copy is enough, a weight of a product takes its bytes alone."""
+    linear = sum(shape.num_elements for shape in load_model("llama-3-70b").layer_shapes() if len(shape.shape) == 2)
+    wide = predicted(Precision.BF16_MIXED)
+    low = predicted(Precision.FP8_CURRENT, profile="megatron+fp8_params")
+    assert low.memory["weights"] - wide.memory["weights"] == 20 * linear / 2 * (RECIPES["fp8-current"].copy_bytes - 2.0)
+
+
 def test_utilisation_is_of_what_most_is_computed_in():
     assert predicted(Precision.MXFP8).conditions.peak_dtype == "fp8"
 
