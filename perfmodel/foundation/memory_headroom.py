@@ -143,12 +143,13 @@ class MemoryRule:
 
     def verdict(self, ranks: Sequence[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> Verdict:
         """Return the verdict. Tight: the plan would fit, but with too little headroom or too low a probability."""
-        needed, ratio, is_sure = max(map(attrgetter("total"), ranks)), self.ratio(uncertainty), True
+        needed, ratio = max(map(attrgetter("total"), ranks)), self.ratio(uncertainty)
+        if needed > self.allowed(usable):
+            return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
         for rank in ranks:
-            is_sure = is_sure and (ratio is None or rank.total <= rank.allowed(usable, ratio))
-        if needed <= self.allowed(usable) and is_sure:
-            return Verdict.FITS
-        return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
+            if ratio is not None and rank.total > rank.allowed(usable, ratio):
+                return Verdict.TIGHT
+        return Verdict.FITS
 
 
 def memory_rule(memory_headroom: float | None = None, risk: float | None = None) -> MemoryRule:
